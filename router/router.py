@@ -55,6 +55,7 @@ from .transactions.states import Outcome
 from .transactions.xid import Xid, as_xid
 from .upkeep import space
 from .upkeep.dead_letters import DeadLetterSweeper
+from .upkeep.health import Health, health
 from .upkeep.idle_queues import IdleQueues, require_seconds
 from .upkeep.requeue import requeue_given
 from .usage import UsageStats
@@ -705,6 +706,12 @@ class Router:
         stores, unresponsive = self._registry.stats()
         dropped = self._sweeper.dropped + sum(store.dropped for store in stores.values())
         return RouterStats(stores, self._coordinator.log.syncs, self._sweeper.dead_lettered, dropped, unresponsive)
+
+    def health(self) -> Health:
+        """Return whether all stores can be used, and what those wait for that cannot. All are opened for it, and put on
+        disk what they have written. One that has not done so after five seconds is `stalled`."""
+        self._begin("health")
+        return health(self._registry, self._outcomes.in_doubt, self._coordinator.log.unusable)
 
     def reclaim(self) -> int:
         """Free what can be freed now in all open stores; returns bytes. This happens by itself in the background.

@@ -18,7 +18,8 @@ COMMANDS = {
     "serve": "operating", "top": "top", "queues": "queues", "browse": "messages", "send": "messages",
     "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues",
     "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions", "explain": "stores",
-    "trace": "advisor", "recommend": "advisor", "repartition": "stores", "backup": "operating",
+    "trace": "advisor", "recommend": "advisor", "repartition": "stores", "health": "operating",
+    "backup": "operating",
     "verify": "operating", "salvage": "stores", "export": "operating", "import": "operating", "mkahadb": "activemq",
 }  # fmt: skip
 """The module here of each command, which is called `<name>_command` there. The order is that of `--help`."""

@@ -1,4 +1,4 @@
-"""Commands for who operates a data directory: `serve`, `backup`, `verify`, `export` and `import`."""
+"""Commands for who operates a data directory: `serve`, `health`, `backup`, `verify`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ from ..router import inspection_of
 from ..sharing.owner.process import log_to_stderr, own
 from .activemq import bring_from_kahadb
 from .directory import on_directory, opened, require_used
-from .output import LocalPath, Seconds, config_file, echo_result, echo_warnings, json_option, warnings_shown, working
+from .output import (
+    LocalPath,
+    Seconds,
+    config_file,
+    echo_json,
+    echo_result,
+    echo_table,
+    echo_warnings,
+    json_option,
+    warnings_shown,
+    working,
+)
 
 
 @click.command()
@@ -48,6 +59,46 @@ def serve_command(config: Config, linger: float | None) -> None:
     failure = own(config, linger)
     if failure is not None:
         raise StoreFailedError(f"the server has ended: {failure}") from failure
+
+
+@click.command()
+@on_directory()
+@json_option
+@click.pass_context
+def health_command(ctx: click.Context, config: Config, as_json: bool) -> None:
+    """Say whether all stores of a directory can be used.
+
+    Each store puts on disk what it has written. One that has not done so after five seconds is stalled: it waits for
+    its disk. Told are also stores that have failed, that do not open, or whose file system is read-only, how old the
+    oldest message is, what is free on the disk, and transactions in doubt. A program that has the directory open is
+    asked.
+
+    The exit code is 1 where a store is not ok, the decision log is damaged, or a transaction waits for an operator.
+
+    \b
+    Example:
+      anabranch health data
+      anabranch health data --json || systemctl restart shop
+    """
+    with opened(config, quiet=True) as router:
+        found = router.health()
+    rows = [("store", "state", "messages", "oldest", "sync", "free")]
+    for one in found.stores:
+        oldest = "-" if one.oldest_ready_seconds is None else f"{one.oldest_ready_seconds:,.0f} s"
+        free = "-" if one.free_bytes is None else human_bytes(one.free_bytes)
+        rows.append((one.name, one.state, f"{one.messages:,}", oldest, f"{one.sync_seconds * 1000:.1f} ms", free))
+    if as_json:
+        echo_json(asdict(found))
+    elif found.stores:
+        echo_table(rows, left=(0, 1))
+    wrong = [f"store {one.name}: {one.reason}" for one in found.stores if one.reason is not None]
+    if found.decision_log is not None:
+        wrong.append(f"the decision log cannot be used: {found.decision_log}")
+    if found.in_doubt:
+        wrong.append(f"{count_of(found.in_doubt, 'transaction')} in doubt: see `anabranch transactions`")
+    echo_warnings(wrong)
+    if not found.ok:
+        ctx.exit(1)
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,9 @@ T = TypeVar("T")
 PAUSE: Final = 0.001
 """Seconds between two looks."""
 
+HEALTH_SECONDS: Final = 5.0
+"""Seconds after which a store that has not put on disk what it has written is stalled."""
+
 
 class StoreRegistry:
     """The stores of a router: found by destination, by id, by name; made and opened when they are needed.
@@ -87,6 +90,9 @@ class StoreRegistry:
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics(
             lambda row: self._stores.get(row) is not None, partial(self.with_row, call=lambda store: store.stats())
+        )
+        self._health = StoreStatistics(
+            lambda row: self._stores.get(row) is not None, partial(self.with_row, call=_synced_stats), HEALTH_SECONDS
         )
         lock = threading.RLock()  # re-entrant, for signal handlers
         self.gates = Gates(self._stores, lock, self.require_open)
@@ -553,6 +559,14 @@ class StoreRegistry:
                 if all(row.store_id in self.table.stores for row in rows.values()):
                     raise  # else a store was removed meanwhile
 
+    def synced_stats(
+        self, rows: Mapping[str, StoreRow], errors: dict[str, BaseException]
+    ) -> tuple[dict[str, StoreStats], dict[str, float]]:
+        """Return the statistics of stores, by name, each once all that it has written is on disk; and the names of
+        those that wait for their disk, with for how many seconds. A store's error is put into `errors`."""
+        answers, silent = self._health.of(rows, errors)
+        return answers, {name: self._health.unanswered_seconds(name) for name in silent}
+
     def subscriptions(self) -> set[Subscription]:
         """Return the durable subscriptions of all stores; those that are not open are opened."""
         rows = list(self.table.stores.values())
@@ -616,6 +630,13 @@ class StoreRegistry:
         for row in sorted(self.table.stores.values(), key=lambda row: (row.name, row.path)):
             rows[row.name if row.name not in rows else f"{row.name} ({row.path})"] = row
         return rows
+
+
+def _synced_stats(store: Store) -> StoreStats:
+    stats = store.stats()
+    if stats.failed is None:
+        store.sync()
+    return stats
 
 
 def _row(destination: Destination, row: StoreRow, match: Match[StoreConfig]) -> DestinationRow:

@@ -19,27 +19,39 @@ own counts."""
 class StoreStatistics:
     """Asks stores for their statistics. Threads: all. Each step of what changes the fields is a single one."""
 
-    def __init__(self, is_open: Callable[[StoreRow], bool], ask: Callable[[StoreRow], StoreStats]) -> None:
-        """Make an asker. `ask` opens a store that is not open."""
-        self._is_open, self._ask = is_open, ask
+    def __init__(
+        self, is_open: Callable[[StoreRow], bool], ask: Callable[[StoreRow], StoreStats], seconds: float | None = None
+    ) -> None:
+        """Make an asker. `ask` opens a store that is not open. `seconds`: how long an answer may take."""
+        self._is_open, self._ask, self._seconds = is_open, ask, seconds
         self._latest: dict[str, StoreStats] = {}
         """The latest answer of each store, by its name."""
         self._unanswered: dict[str, float] = {}
         """The time (monotonic) since which a store has been asked and not answered."""
 
-    def of(self, rows: Mapping[str, StoreRow]) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
+    def of(
+        self, rows: Mapping[str, StoreRow], errors: dict[str, BaseException] | None = None
+    ) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         """Return the statistics of stores, by name, and the names of the unresponsive ones, for which the latest answer
-        stands, if any. Stores that are not open are waited for. Raises a store's error."""
+        stands, if any. Stores that are not open are waited for. A store's error is put into `errors`; without that it
+        is raised."""
+        seconds = ANSWER_SECONDS if self._seconds is None else self._seconds
         opened = {name: row for name, row in rows.items() if self._is_open(row)}
-        answers = self._answers({name: row for name, row in rows.items() if name not in opened}, None)
-        hanging = monotonic() - ANSWER_SECONDS
+        answers = self._answers({name: row for name, row in rows.items() if name not in opened}, None, errors)
+        hanging = monotonic() - seconds
         asked = {name: row for name, row in opened.items() if self._unanswered.get(name, hanging) >= hanging}
-        answers |= self._answers(asked, ANSWER_SECONDS)
+        answers |= self._answers(asked, seconds, errors)
         latest = {name: answers.get(name) or self._latest.get(name) for name in rows}
         self._latest = {name: stats for name, stats in latest.items() if stats is not None}
-        return dict(self._latest), tuple(name for name in rows if name not in answers)
+        return dict(self._latest), tuple(name for name in rows if name not in answers and name not in (errors or ()))
 
-    def _answers(self, rows: Mapping[str, StoreRow], timeout: float | None) -> dict[str, StoreStats]:
+    def unanswered_seconds(self, name: str) -> float:
+        """Return how long a store has been asked and not answered."""
+        return monotonic() - self._unanswered.get(name, monotonic())
+
+    def _answers(
+        self, rows: Mapping[str, StoreRow], timeout: float | None, errors: dict[str, BaseException] | None
+    ) -> dict[str, StoreStats]:
         def ask(name: str) -> StoreStats:
             self._unanswered.setdefault(name, monotonic())
             try:
@@ -50,8 +62,10 @@ class StoreStatistics:
 
         answers: dict[str, StoreStats] = {}
         for name, stats, error in shared().for_each(rows, ask, timeout):
-            if error is not None:
+            if error is not None and errors is None:
                 raise error
+            if error is not None and errors is not None:
+                errors[name] = error
             if stats is not None:
                 answers[name] = stats
         return answers

@@ -54,11 +54,11 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
             "sync_seconds": stats.sync_seconds,
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed, "dead": of_dead,
-            "oldest_ready_seconds": _oldest(registry, there), "waiting": stats.waiting, "failed": stats.failed,
+            "oldest_ready_seconds": oldest_ready(registry, there), "waiting": stats.waiting, "failed": stats.failed,
         }  # fmt: skip
 
 
-def _oldest(registry: StoreRegistry, destinations: Mapping[Destination, int]) -> float | None:
+def oldest_ready(registry: StoreRegistry, destinations: Mapping[Destination, int]) -> float | None:
     """Return the age of the oldest message that is received next; None if none is."""
     busiest = sorted((d for d, n in destinations.items() if n), key=destinations.__getitem__, reverse=True)[:AGED_MAX]
     ages = [

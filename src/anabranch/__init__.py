@@ -80,6 +80,7 @@ from .router.router import Router, RouterStats, Serving
 from .router.transactions.outcomes import Heuristic, InDoubt
 from .router.transactions.states import Outcome, TransactionState
 from .router.transactions.xid import Xid
+from .router.upkeep.health import Health, StoreHealth
 from .router.usage import UsageStats
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ __all__ = [
     "EventListener",
     "HeaderValue",
     "Headers",
+    "Health",
     "Heuristic",
     "InDoubt",
     "JournalOptions",
@@ -169,6 +171,7 @@ __all__ = [
     "StoreFailed",
     "StoreFailedError",
     "StoreFullError",
+    "StoreHealth",
     "StoreLockedError",
     "StoreOpened",
     "StoreStats",

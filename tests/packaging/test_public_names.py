@@ -30,6 +30,7 @@ NAMES = {
     "Destination": "kind map name parse parse_composite queue restored topic",
     "Event": "at_ms store",
     "EventListener": "close dropped",
+    "Health": "decision_log for_operator in_doubt ok stores",
     "Heuristic": "outcome transaction xid",
     "InDoubt": "acks outcome reason sends stores transaction xid",
     "Kind": "MAP QUEUE TOPIC scheme",
@@ -63,8 +64,8 @@ NAMES = {
     "Repartitioned": "moves removed",
     "RouteTable": "matches nearest route",
     "Router": (
-        "ack ack_nowait close commit compact config connection consume delete destinations exists forget heuristics "
-        "in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
+        "ack ack_nowait close commit compact config connection consume delete destinations exists forget health "
+        "heuristics in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
         "reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait start_usage_log "
         "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
     ),
@@ -76,6 +77,7 @@ NAMES = {
     "StoreFailed": "at_ms reason store",
     "StoreOpened": "after_failure at_ms store",
     "StoreLockedError": "path",
+    "StoreHealth": "free_bytes messages name oldest_ready_seconds reason state sync_seconds",
     "StoreStats": (
         "acks batches capacity_bytes compactions delayed destinations dropped failed index_bytes journal_bytes kind "
         "large_bytes large_messages leased live_percent memory_bytes messages name pool_bytes segments sends "

@@ -31,6 +31,7 @@ from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
 from ...placement.on_disk.directories import require_directories
 from ...router import Router, RouterStats, Serving
+from ...upkeep.health import Health
 from ...upkeep.requeue import requeue_given
 from ...usage import UsageStats
 from .. import starting
@@ -210,6 +211,11 @@ class SharedRouter(Router):
         fields = self._store.call("stats")
         stores = {name: _stats_of(one) for name, one in fields["stores"].items()}
         return RouterStats(**{**fields, "stores": stores, "unresponsive": tuple(fields["unresponsive"])})
+
+    def health(self) -> Health:
+        """Return whether all stores can be used, as Router.health."""
+        self._begin("health")
+        return msgspec.convert(self._store.call("health"), Health)
 
     def reclaim(self) -> int:
         """Free what can be freed, as Router.reclaim."""

@@ -304,6 +304,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "events": Called(_events),
     "stats": Called(_stats),
     "sweep": _of_router("sweep"),
+    "health": _of_router("health", is_long=True),
     "reclaim": _of_router("reclaim", is_long=True),
     "compact": _of_router("compact", Any, is_long=True),
     "reopen": _of_router("reopen", Any),

@@ -1,0 +1,90 @@
+"""`Router.health` and `anabranch health`: which store cannot be used, and what it waits for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import anabranch
+from anabranch import Config, Router, SqlOptions, StoreConfig, Xid
+from anabranch.router.cli.app import app
+from anabranch.router.placement import registry
+
+from .test_slow_disk import Disk
+from .test_slow_disk import disk as disk
+
+
+def config(directory: Path) -> Config:
+    return Config(
+        directory,
+        [
+            StoreConfig("bad0", ["a.>"]),
+            StoreConfig("b", ["b.>"], sql=SqlOptions()),
+            StoreConfig("m", ["m.>"], memory={}),
+        ],
+    )
+
+
+def states(router: Router) -> dict[str, str]:
+    return {one.name: one.state for one in router.health().stores}
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["health", *arguments])
+
+
+def test_all_is_well_until_a_store_is_not(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        for name in ("a.x", "b.x", "m.x"):
+            router.queue(name).send(b"x")
+        found = router.health()
+        assert found.ok and (found.in_doubt, found.decision_log) == (0, None)
+        assert {one.name: one.messages for one in found.stores} == {"bad0": 1, "b": 1, "m": 1}
+        assert all(one.oldest_ready_seconds is not None and one.free_bytes for one in found.stores)
+        held = router.transaction(xid=Xid(1, "a", ""))
+        held.send("a.x", b"y")
+        held.prepare()
+        found = router.health()
+        assert found.ok and (found.in_doubt, found.for_operator) == (1, 0)  # its manager will say
+        shown = run(str(tmp_path / "data"), "--json")  # by this process, which has it open
+        assert shown.exit_code == 0 and json.loads(shown.stdout)["in_doubt"] == 1
+    (tmp_path / "data/stores/bad0/store.id").write_text("0" * 32 + "\n")
+    with pytest.raises(anabranch.PlacementError):
+        anabranch.open(config(tmp_path / "data"))
+    assert run(str(tmp_path / "data")).exit_code == 2
+
+
+def test_a_store_that_does_not_open_is_told_beside_the_others(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        router.queue("a.x").send(b"x" * 1000)
+        router.queue("b.x").send(b"x")
+    (segment,) = (tmp_path / "data/stores/bad0/journal").glob("*.seg")
+    segment.write_bytes(bytes(4096) + segment.read_bytes()[4096:])
+    shown = run(str(tmp_path / "data"))
+    assert shown.exit_code == 1
+    assert "store bad0: " in shown.stderr and str(segment) in shown.stderr
+    assert "unavailable" in shown.stdout and "b " in shown.stdout
+
+
+def test_a_store_whose_disk_hangs_is_stalled(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        for name in ("a.x", "b.x"):
+            router.queue(name).send(b"x")
+        monkeypatch.setattr(router._registry._health, "_seconds", 0.5)
+        disk.hang()
+        try:
+            sent = router.queue("a.x").send_nowait(b"y")
+            found = {one.name: one for one in router.health().stores}
+            assert found["bad0"].state == "stalled"
+            reason = str(found["bad0"].reason)
+            assert str(tmp_path / "data/stores/bad0") in reason and "waits for its disk" in reason
+            assert found["b"].messages == 1
+            assert states(router)["bad0"] == "stalled"  # asked once more
+        finally:
+            disk.works.set()
+        sent.result()
+        monkeypatch.setattr(router._registry._health, "_seconds", registry.HEALTH_SECONDS)
+        assert router.health().ok
