@@ -38,7 +38,7 @@ from .explanation import copy_and_bring_up, copy_index
 from .index.checksums import damages as index_damages
 from .index.index import Index
 from .recovery.opening import Opened
-from .recovery.salvage import LostMessage, LostRecords, find_losses, lost_in, store_id_of
+from .recovery.salvage import LossReport, LostMessage, LostRecords, find_losses, lost_in, store_id_of
 
 NOTHING: Final = "nothing: it is made anew"
 SHOWN: Final = 20
@@ -100,10 +100,7 @@ def verify_store(
             yield Damage(error.path, error.offset, error.reason, str(error))
         return
     try:
-        rows = lost_in(brought, report.lost)
-        for lost in report.lost:
-            named = [_text(message) for _, lsn, message in rows if lost.first_record <= lsn <= lost.last_record]
-            yield _damage(directory, lost, report.since_record, named)
+        yield from _losses(directory, brought, report)
         table = opened.survey.table()
         if not report.lost:
             brought.complete_removals()
@@ -113,6 +110,14 @@ def verify_store(
         yield from _bodies(where, brought, opened, table)
     finally:
         brought.close()
+
+
+def _losses(directory: Path, index: Index, report: LossReport) -> Iterator[Damage]:
+    """Yield the damage of the journal, with the messages that the index has there."""
+    rows = lost_in(index, report.lost)
+    for lost in report.lost:
+        named = [_text(message) for _, lsn, message in rows if lost.first_record <= lsn <= lost.last_record]
+        yield _damage(directory, lost, report.since_record, named)
 
 
 def _text(message: LostMessage) -> str:

@@ -19,6 +19,7 @@ COMMANDS = {
     "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues",
     "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions", "explain": "stores",
     "trace": "advisor", "recommend": "advisor", "repartition": "stores", "health": "operating",
+    "calibrate": "operating",
     "backup": "operating",
     "verify": "operating", "salvage": "stores", "export": "operating", "import": "operating", "mkahadb": "activemq",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Commands for who operates a data directory: `serve`, `health`, `backup`, `verify`, `export` and `import`."""
+"""Commands for operators: `serve`, `health`, `calibrate`, `backup`, `verify`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ...policies.config import Config, load
 from ...policies.errors import StoreFailedError
 from ...policies.outputs import local_path, write_file
 from ...policies.text import count_of, human_bytes
+from ..offline.calibration import CALLERS, calibrate
 from ..offline.exporting import Exported, export
 from ..offline.importing_lines import import_lines
-from ..offline.verification import verify
+from ..offline.verification import Verified, verify
 from ..placement.on_disk.in_force import known_configuration
 from ..router import inspection_of
 from ..sharing.owner.process import log_to_stderr, own
@@ -23,6 +24,7 @@ from .directory import on_directory, opened, require_used
 from .output import (
     LocalPath,
     Seconds,
+    Work,
     config_file,
     echo_json,
     echo_result,
@@ -131,6 +133,38 @@ def backup_command(config: Config, target: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("directory", type=LocalPath(), metavar="DIR")
+@json_option
+def calibrate_command(directory: Path, as_json: bool) -> None:
+    """Measure how long the disk of DIR takes to sync.
+
+    DIR is any directory on the disk that stores are to lie on. A file of its own is written there, for five seconds at
+    most, and removed. Said is what each durability policy costs on this disk, and which one suits it; and where a sync
+    takes so short that the disk may not keep what it says.
+
+    \b
+    Example:
+      anabranch calibrate data
+      anabranch calibrate /mnt/fast --json
+    """
+    with working(f"Measuring {directory.absolute().name}"):
+        found = calibrate(directory)
+    echo_warnings([found.doubt] if found.doubt is not None else [])
+    alone = found.alone_per_second
+    echo_result(
+        as_json,
+        asdict(found) | {"alone_per_second": alone},
+        f"A small write and its sync take {found.median * 1000:.3f} ms; one in a hundred {found.p99 * 1000:.3f} ms or "
+        f"more; the longest of {found.writes} took {found.longest * 1000:.3f} ms.",
+        f"always    as far as the disk goes, one caller sends some {alone:,.0f} messages a second; {CALLERS} callers "
+        f"share syncs, and send up to {alone * CALLERS:,.0f}. A power failure costs nothing.",
+        f"periodic  nobody waits. A power failure costs sync_interval and one sync more, {found.median * 1000:.3f} ms.",
+        "never     nobody waits. A power failure costs what the system has not written, 30 seconds say.",
+        f"For a store here:  {found.configuration}",
+    )
+
+
+@click.command()
+@click.argument("directory", type=LocalPath(), metavar="DIR")
 @config_file("Anabranch's configuration of DIR, where that does not say it itself.")
 @json_option
 @click.pass_context
@@ -153,6 +187,22 @@ def verify_command(ctx: click.Context, directory: Path, config_path: Path | None
     config = given or known_configuration(directory.absolute())
     with working(f"Reading {directory.absolute().name}") as progress:
         found = verify(directory, config, lambda what, done, total: progress.stage(what, done / total if total else 0))
+    echo_warnings(found.notes)
+    echo_result(
+        as_json,
+        {
+            "directory": found.directory,
+            "stores": found.stores,
+            "damages": [damage._asdict() for damage in found.damages],
+            "notes": found.notes,
+        },
+        *_verified(directory, found),
+    )
+    if found.damages:
+        ctx.exit(1)
+
+
+def _verified(directory: Path, found: Verified) -> list[str]:
     lines = [f"{one.path} at offset {one.offset}: {one.reason}\n  lost: {one.lost}" for one in found.damages]
     names = ", ".join(found.stores) or "none"
     if found.damages:
@@ -163,19 +213,7 @@ def verify_command(ctx: click.Context, directory: Path, config_path: Path | None
         )
     else:
         lines.append(f"{directory} is whole. Stores that were verified: {names}.")
-    echo_warnings(found.notes)
-    echo_result(
-        as_json,
-        {
-            "directory": found.directory,
-            "stores": found.stores,
-            "damages": [damage._asdict() for damage in found.damages],
-            "notes": found.notes,
-        },
-        *lines,
-    )
-    if found.damages:
-        ctx.exit(1)
+    return lines
 
 
 @click.command()
@@ -202,27 +240,32 @@ def export_command(config: Config, out: Path | None, force: bool, as_json: bool)
         raise click.UsageError("with --json the lines need --out FILE")
     require_used(config)
     with warnings_shown(), working(f"Exporting {config.directory.name}") as progress:
-
-        def told(what: str, done: int, total: int) -> None:
-            progress.stage(what, done / total if total else 0)
-
-        if out is None:
-            stream = sys.stdout.buffer
-            done = export(config, stream.write, told)
-            stream.flush()
-        else:
-            done = Exported()
-
-            def write(path: Path) -> None:
-                nonlocal done
-                with path.open("xb") as file:
-                    done = export(config, file.write, told)
-
-            write_file(out, write, overwrite=force)
+        done = _exported(config, out, force, progress)
     echo_warnings(f"not exported: {one}" for one in done.left_out)
     if out is not None:
         text = f"{count_of(done.messages, 'message')} of {count_of(done.destinations, 'destination')} written to {out}"
         echo_result(as_json, {"written": str(out), **asdict(done)}, f"{text}.")
+
+
+def _exported(config: Config, out: Path | None, force: bool, progress: Work) -> Exported:
+    """Export into a file, or else to stdout."""
+
+    def told(what: str, done: int, total: int) -> None:
+        progress.stage(what, done / total if total else 0)
+
+    if out is None:
+        done = export(config, sys.stdout.buffer.write, told)
+        sys.stdout.buffer.flush()
+        return done
+    done = Exported()
+
+    def write(path: Path) -> None:
+        nonlocal done
+        with path.open("xb") as file:
+            done = export(config, file.write, told)
+
+    write_file(out, write, overwrite=force)
+    return done
 
 
 @click.command()

@@ -43,7 +43,7 @@ TRIES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """What a backup has copied."""
+    """The content of a backup."""
 
     directory: str
     stores: tuple[str, ...]
