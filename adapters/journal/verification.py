@@ -20,7 +20,6 @@ from google_crc32c import extend as crc32c
 
 from ...policies.errors import CorruptionError
 from ...policies.text import count_of
-from ..core.features.large.files import LargeFiles
 from ..core.operations.branches import branch_of
 from ..core.record.encoding import is_large, reference_in
 from ..core.record.large import BODY, CRC, DIRECTORY, NAME_BYTES, NAMED, NAMED_AT, START_BYTES, StoredBody, read_start
@@ -145,7 +144,7 @@ def _damage(directory: Path, lost: LostRecords, since_record: int, messages: Seq
 class _Closed:
     """The bodies of a store that is not open: a BodyHost."""
 
-    def __init__(self, storage: LargeFiles) -> None:
+    def __init__(self, storage: Any) -> None:
         self.storage = storage
         self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -158,6 +157,10 @@ class _Closed:
 
 def _bodies(where: StoreDirectory, index: Index, opened: Opened, table: SegmentTable) -> Iterator[Damage]:
     """Yield the damage of large bodies, of those that a message names or a prepared transaction."""
+    if not (where.path / DIRECTORY).is_dir():
+        return
+    from ..core.features.large.files import LargeFiles  # a feature, which is there if it was used
+
     host = _Closed(LargeFiles(where.name, where.path))
     for reference, message in _named(index, opened, table):
         body = StoredBody(host, reference[:NAME_BYTES])
