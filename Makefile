@@ -3,6 +3,8 @@
 # make test runs tests side by side; ARGS="-n 0" runs them one after the other.
 # make test-all runs the campaigns after them, of which make test does a share: hours, or MINUTES=30 of them after some
 # minutes of random examples.
+# make test-hosts runs the tests of the programs that stand on Anabranch, each in an environment of its own; HOSTS=huey
+# names one.
 
 PYTHON ?= python3
 VENV = .venv
@@ -15,10 +17,13 @@ APPENDING = adapters/wal/appending
 COMPILED = adapters/system/compiled_loops.pyx adapters/system/crc32c.h $(APPENDING)/compiled_appender.pyx \
     $(APPENDING)/appender.c $(APPENDING)/appender.h
 
+HOSTS = $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
+HOST_VENVS = .venv-hosts
+
 PYTHONS = $(PYTHON)
 DIST = dist
 
-.PHONY: demo test test-pure campaigns test-all lint format bench wheels clean
+.PHONY: demo test test-pure test-hosts campaigns test-all lint format bench wheels clean
 
 demo: $(VENV)/.installed-all
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -30,6 +35,13 @@ test: $(VENV)/.installed-dev
 test-pure: $(VENV)/.installed-dev
 	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
 	    tests/contract/test_journal.py $(ARGS)
+
+# They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
+test-hosts: $(HOSTS:%=$(HOST_VENVS)/%/.installed)
+	@for host in $(HOSTS); do \
+	    $(HOST_VENVS)/$$host/bin/python -m pytest --confcutdir tests/hosts -m '' -o filterwarnings=default $(ARGS) \
+	        tests/hosts/$$host || exit 1; \
+	done
 
 campaigns: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and not campaign" --hypothesis-profile campaign \
@@ -65,7 +77,7 @@ wheels: $(VENV)/.installed-dev
 	done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(HOST_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    adapters/system/compiled_loops.c $(APPENDING)/compiled_appender.c adapters/system/*.so $(APPENDING)/*.so
 
 $(VENV)/.made:
@@ -85,3 +97,17 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
 	@echo "Installing Anabranch and its tests into $(VENV): 1.3 GB, some minutes."
 	@$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed-all
+
+# The environment of one host: with this tree, what is pinned, and beside it the sdists whose tests are run here. Without
+# a compiler nothing is compiled again: what lies in the tree is used.
+$(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(VENV)/.made pyproject.toml
+	@echo "Installing Anabranch and $* into $(@D)."
+	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
+	@CC=false $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
+	    --editable ".[$*]" --requirement tests/hosts/$*/requirements.txt
+	@mkdir $(@D)/sdists && if [ -e tests/hosts/$*/sdists.txt ]; then \
+	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
+	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
+	    for sdist in $(@D)/sdists/*.tar.gz; do tar -xzf "$$sdist" -C $(@D)/sdists || exit 1; done; \
+	fi
+	@touch $@

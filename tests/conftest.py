@@ -55,6 +55,8 @@ OF_THE_DISK = {path for path in (HERE / "journal").glob("test_*.py") if path.nam
 """Their files are on a real disk. All others ask nothing of what a disk does when it syncs, some at thousands of
 places."""
 
+collect_ignore = ["hosts"]  # make test-hosts: each needs an environment of its own
+
 _numbers = itertools.count(1)
 """Of the tests that this process runs."""
 
