@@ -39,8 +39,8 @@ test-pure: $(VENV)/.installed-dev
 # They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
 test-hosts: $(HOSTS:%=$(HOST_VENVS)/%/.installed)
 	@for host in $(HOSTS); do \
-	    $(HOST_VENVS)/$$host/bin/python -m pytest --confcutdir tests/hosts -m '' -o filterwarnings=default $(ARGS) \
-	        tests/hosts/$$host || exit 1; \
+	    PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$$host/bin/python -m pytest --confcutdir tests/hosts \
+	        -m '' -o filterwarnings=default $(ARGS) tests/hosts/$$host || exit 1; \
 	done
 
 campaigns: $(VENV)/.installed-dev
@@ -98,16 +98,21 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
 	@$(PIP) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed-all
 
-# The environment of one host: with this tree, what is pinned, and beside it the sdists whose tests are run here. Without
-# a compiler nothing is compiled again: what lies in the tree is used.
-$(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(VENV)/.made pyproject.toml
+# The environment of one host: what is pinned, with the names and needs of this tree, and beside it the sdists whose tests
+# are run here. The modules are the tree's own, as `make` has compiled them; the wheel, which has the entry points, is not.
+$(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 	@echo "Installing Anabranch and $* into $(@D)."
 	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
-	@CC=false $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
-	    --editable ".[$*]" --requirement tests/hosts/$*/requirements.txt
+	@$(PIP) --python $(@D)/bin/python --no-compile "$$(echo $(HOST_VENVS)/dist/*.whl)[$*]" \
+	    --requirement tests/hosts/$*/requirements.txt
 	@mkdir $(@D)/sdists && if [ -e tests/hosts/$*/sdists.txt ]; then \
 	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
 	    for sdist in $(@D)/sdists/*.tar.gz; do tar -xzf "$$sdist" -C $(@D)/sdists || exit 1; done; \
 	fi
+	@touch $@
+
+$(HOST_VENVS)/.wheel: $(VENV)/.made pyproject.toml
+	@rm -rf $(HOST_VENVS)/dist
+	@CC=false $(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir $(HOST_VENVS)/dist .
 	@touch $@

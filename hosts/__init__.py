@@ -5,5 +5,5 @@
     huey = AnabranchHuey("app", directory="data")
 
 Each needs its program, which an extra of the module's name installs, and no module needs another. docs/hosts.md says
-what each promises. Where a message is leased, an acknowledged one survives `kill -9` of whoever works on it.
+what each promises, and what survives a crash.
 """

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -215,8 +215,15 @@ class AnabranchStorage(BaseStorage):
         return self.values.get(_key(key), EmptyData)
 
     def pop_data(self, key: Any) -> Any:
-        """Remove a value, and return it."""
-        return self.values.pop(_key(key), EmptyData)
+        """Remove a value, and return it. Where the owner of the directory dies meanwhile, it is the one that was there
+        before, and another caller may have got it too."""
+        while True:
+            before = self.peek_data(key)
+            try:
+                return self.values.pop(_key(key), EmptyData)
+            except anabranch.OutcomeUnknownError:
+                if not self.has_data_for_key(key):
+                    return before
 
     def has_data_for_key(self, key: Any) -> bool:
         """Say whether a key has a value."""
@@ -277,7 +284,7 @@ class AnabranchHuey(Huey):
 
     A task's message is acked after all that its execution has enqueued; where nothing is enqueued behind its result, in
     one transaction with that. A task that cannot be read, and one that huey fails to finish, goes to the dead letters
-    of its store, with the exception.
+    of its store, with the exception. One whose store has failed is executed again.
     """
 
     storage_class = AnabranchStorage
@@ -316,6 +323,11 @@ class AnabranchHuey(Huey):
             value = super().execute(task, timestamp)
             if hand.message is not None:  # nor acked with its result, nor interrupted
                 hand.message.ack()
+        except anabranch.AnabranchError as error:
+            if hand.message is not None:
+                with suppress(anabranch.AnabranchError):  # then it is free once this client has gone
+                    hand.message.release(reason=error)
+            raise
         except Exception as error:
             if hand.message is not None:
                 hand.message.reject(error)
