@@ -103,8 +103,8 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
 $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 	@echo "Installing Anabranch and $* into $(@D)."
 	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
-	@$(PIP) --python $(@D)/bin/python --no-compile "$$(echo $(HOST_VENVS)/dist/*.whl)[$*]" \
-	    --requirement tests/hosts/$*/requirements.txt
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
+	    "$$(echo $(HOST_VENVS)/dist/*.whl)[$*]" --requirement tests/hosts/$*/requirements.txt
 	@mkdir $(@D)/sdists && if [ -e tests/hosts/$*/sdists.txt ]; then \
 	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \

@@ -1,0 +1,124 @@
+"""A Celery result backend: `anabranch:///srv/tasks`, the same directory as the broker's (kombu.py) or another.
+
+Celery finds it by itself, as an entry point. Results are the map `kombu.results`, each for `result_expires`. The parts
+of a chord that are done are the keys of a map of their own: a part that is done again, since its worker was killed, or
+counted again, since the owner was, counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from celery.backends.base import KeyValueStoreBackend
+from kombu.exceptions import EncodeError
+from kombu.utils.url import parse_url
+
+from anabranch import Map, MessageTooLargeError, OutcomeUnknownError
+
+from .kombu import Broker, broker_of, directory_of
+
+__all__ = ["Backend"]
+
+
+class Backend(KeyValueStoreBackend):
+    """Results of tasks in a directory."""
+
+    implements_incr = True
+    key_t = str
+
+    def __init__(self, app: Any, *, url: str | None = None, **options: Any) -> None:
+        super().__init__(app, url=url, **{"expires_type": int, **options})
+        self._counted = threading.local()
+        """The `size` of the chord whose body this thread calls."""
+
+    @property
+    def _broker(self) -> Broker:
+        parts = parse_url(self.url or "")
+        return broker_of(directory_of(parts["virtual_host"], parts["hostname"]))
+
+    @property
+    def _results(self) -> Map:
+        return self._broker.results
+
+    def get(self, key: str) -> bytes | None:
+        """Return what was stored under a key."""
+        return self._results.get(key)
+
+    def mget(self, keys: Iterable[str]) -> list[bytes | None]:
+        """Return what was stored under each key."""
+        results = self._results
+        return [results.get(key) for key in keys]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value. Raises EncodeError for one that is too large: Celery makes it the result, a failure."""
+        body = value.encode() if isinstance(value, str) else value
+        try:
+            self._results.put(key, body, ttl=self.expires or None)
+        except MessageTooLargeError as error:
+            raise EncodeError(
+                f"the result is too large to be stored: {error}. Return where it is, or raise message_bytes_max"
+            ) from error
+
+    def delete(self, key: str) -> None:
+        """Forget a key."""
+        if key.startswith(self.chord_keyprefix):
+            self._parts(key).delete()
+        else:
+            broker = self._broker
+            with broker.router.transaction() as tx:
+                tx.remove(broker.results, key)
+
+    def expire(self, key: str, value: int) -> None:
+        """Give a key another time than `set` did."""
+        if value != self.expires and not key.startswith(self.chord_keyprefix):
+            body = self._results.get(key)
+            if body is not None:
+                self._results.compare_and_set(key, body, body, ttl=value or None)
+
+    def wait_for(
+        self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
+        on_interval: Callable[[], object] | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the result of a task once it is ready. Its first state is waited for, later ones are asked for."""
+        began = time.monotonic()
+        self._results.wait(self.get_key_for_task(task_id), timeout)
+        left = None if timeout is None else max(timeout - (time.monotonic() - began), 0)
+        return super().wait_for(task_id, left, interval, no_ack, on_interval)
+
+    # Chords
+
+    def _parts(self, key: str) -> Map:
+        return self._broker.router.map(f"kombu.{key}")
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
+        """Count a part of a chord. The one that finds all done calls the chord's body; if it is done again after that,
+        since its worker was killed before it could ack, it calls again only if it had not come to its end."""
+        group = self._restore_group(request.group) if request.group else None
+        if group is not None:
+            parts, size = self._parts(self.get_key_for_chord(request.group)), request.chord.get("chord_size")
+            parts.put(request.id, b"", ttl=self.chord_expires or None)
+            self._counted.size = len(group["result"]) if size is None else size
+            if parts.count() < self._counted.size or not self._may_call(request):
+                return
+        elif request.group and self._results.get(self._call_key(request)) is not None:
+            return
+        super().on_chord_part_return(request, state, result, **options)
+
+    def incr(self, key: str) -> int:
+        """Return how many parts are done: all, since nobody else comes here."""
+        return int(self._counted.size)
+
+    def _call_key(self, request: Any) -> str:
+        return f"{self.get_key_for_chord(request.group)}.called"
+
+    def _may_call(self, request: Any) -> bool:
+        """Return whether this part is to call the chord's body, of several that see that all are done."""
+        key, ours, results = self._call_key(request), request.id.encode(), self._results
+        while (called_by := results.get(key)) is None:
+            with suppress(OutcomeUnknownError):  # the owner was killed: look
+                results.put_if_absent(key, ours, ttl=self.chord_expires or None)
+        return bool(called_by == ours)
