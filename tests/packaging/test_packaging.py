@@ -14,10 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {
-    "anabranch.hosts": "hosts", "anabranch.router": "router", "anabranch.adapters": "adapters",
-    "anabranch.policies": "policies",
-}  # fmt: skip
+SOURCES = {"anabranch.router": "router", "anabranch.adapters": "adapters", "anabranch.policies": "policies"}
 HOSTS = {path.parent.name for path in (ROOT / "tests/hosts").glob("*/requirements.txt")}
 CORE = ["anabranch", "anabranch.policies", "anabranch.adapters", "anabranch.router", "anabranch.adapters.journal"]
 EXTRAS = [
@@ -135,7 +132,7 @@ def test_all_is_every_extra_that_a_user_would_want(pyproject: dict[str, Any]) ->
 
 
 def test_every_host_is_an_extra_with_tests_of_its_own(pyproject: dict[str, Any]) -> None:
-    modules = {path.stem for path in (ROOT / "hosts").glob("[!_]*.py")}
+    modules = {path.stem for path in (ROOT / "src/anabranch/hosts").glob("[!_]*.py")}
     assert modules == HOSTS <= pyproject["project"]["optional-dependencies"].keys()
     for host in HOSTS:
         for line in (ROOT / "tests/hosts" / host / "requirements.txt").read_text().splitlines():
@@ -143,15 +140,13 @@ def test_every_host_is_an_extra_with_tests_of_its_own(pyproject: dict[str, Any])
 
 
 def test_nothing_is_importable_by_its_folder_name(tmp_path: Path) -> None:
-    program = (
-        "import importlib.util as u; print([n for n in ('hosts', 'router', 'adapters', 'policies') if u.find_spec(n)])"
-    )
+    program = "import importlib.util as u; print([n for n in ('router', 'adapters', 'policies') if u.find_spec(n)])"
     assert run("-c", program, cwd=tmp_path).stdout.strip() == "[]"
 
 
 def test_the_core_imports_without_the_extras(tmp_path: Path) -> None:
     hide = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))"
-    show = "print([n for n in ('hosts', 'router', 'adapters', 'policies') if n in sys.modules])"
+    show = "print([n for n in ('router', 'adapters', 'policies') if n in sys.modules])"
     imported = run("-c", f"{hide}; import {', '.join(CORE)}; {show}", cwd=tmp_path)
     assert imported.returncode == 0, imported.stderr
     assert imported.stdout.strip() == "[]"

@@ -12,7 +12,11 @@ INVARIANTS = re.findall(r"^(\d+)\. \*\*", PAGE, re.MULTILINE)
 RULES = re.findall(r"^- \*\*([A-Z]\d+)\b", PAGE, re.MULTILINE)
 LISTS = re.findall(r"^\| ([A-Z]\d+)(?:(?: to|,) ([A-Z]\d+))? \|.*\| `([^`]+)` \|$", PAGE, re.MULTILINE)
 """Those of one module: the first, the last, where they stand."""
-CODE = sorted(path for folder in ("adapters", "hosts", "policies", "router") for path in (ROOT / folder).rglob("*.py"))
+CODE = sorted(
+    path
+    for folder in ("adapters", "policies", "router", "src/anabranch/hosts")
+    for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
