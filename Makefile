@@ -3,8 +3,8 @@
 # make test runs tests side by side; ARGS="-n 0" runs them one after the other.
 # make test-all runs the campaigns after them, of which make test does a share: hours, or MINUTES=30 of them after some
 # minutes of random examples.
-# make test-hosts runs the tests of the programs that stand on Anabranch, each in an environment of its own; HOSTS=huey
-# names one.
+# make test-hosts runs the tests of the programs that stand on Anabranch, each in an environment of its own;
+# make test-hosts-huey those of one.
 
 PYTHON ?= python3
 VENV = .venv
@@ -23,7 +23,7 @@ HOST_VENVS = .venv-hosts
 PYTHONS = $(PYTHON)
 DIST = dist
 
-.PHONY: demo test test-pure test-hosts campaigns test-all lint format bench wheels clean
+.PHONY: demo test test-pure test-hosts $(HOSTS:%=test-hosts-%) campaigns test-all lint format bench wheels clean
 
 demo: $(VENV)/.installed-all
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -37,11 +37,11 @@ test-pure: $(VENV)/.installed-dev
 	    tests/contract/test_journal.py $(ARGS)
 
 # They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
-test-hosts: $(HOSTS:%=$(HOST_VENVS)/%/.installed)
-	@for host in $(HOSTS); do \
-	    PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$$host/bin/python -m pytest --confcutdir tests/hosts \
-	        -m '' -o filterwarnings=default $(ARGS) tests/hosts/$$host || exit 1; \
-	done
+test-hosts: $(HOSTS:%=test-hosts-%)
+
+$(HOSTS:%=test-hosts-%): test-hosts-%: $(HOST_VENVS)/%/.installed
+	@PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$*/bin/python -m pytest --confcutdir tests/hosts -m "" \
+	    -o filterwarnings=default $(ARGS) tests/hosts/$*
 
 campaigns: $(VENV)/.installed-dev
 	@$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and not campaign" --hypothesis-profile campaign \
