@@ -40,7 +40,7 @@ def pyproject() -> dict[str, Any]:
 
 def in_tree() -> set[str]:
     """Every package of the source tree, by its import name."""
-    found = {"anabranch"}
+    found = {"anabranch", "anabranch.hosts"}
     for name, folder in SOURCES.items():
         for init in (ROOT / folder).rglob("__init__.py"):
             found.add(".".join([name, *init.parent.relative_to(ROOT / folder).parts]))

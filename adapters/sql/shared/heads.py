@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Final
 
 SHARE: Final = 20
-"""A look from the start is followed by so many times its time without another."""
+"""A look from the start is followed by so many times its time without another, and so is a search for the first row: a
+machine that is busy makes every look slow."""
 SLOW: Final = 0.002
 """Seconds of a look that is slow."""
 LATE: Final = 250
@@ -23,10 +24,10 @@ LATE: Final = 250
 
 
 class _Head:
-    __slots__ = ("due", "first")
+    __slots__ = ("due", "first", "search_at")
 
     def __init__(self) -> None:
-        self.first, self.due = 0, 0.0
+        self.first, self.due, self.search_at = 0, 0.0, 0.0
 
 
 class Heads:
@@ -57,9 +58,12 @@ class Heads:
         """Note that a look which began there took so long. `live` returns the first row from an id on."""
         if seconds < SLOW:
             return
-        self._grouped.pop(queue, None)
         head = self._heads.setdefault(queue, _Head())
-        head.first = max(0, live(first) - LATE)
+        now = time.monotonic()
+        if now >= head.search_at:
+            head.search_at = now + SHARE * seconds
+            self._grouped.pop(queue, None)
+            head.first = max(0, live(first) - LATE)
         if not first:
             head.due = time.monotonic() + SHARE * seconds
 
