@@ -1,0 +1,122 @@
+"""Metrics of a router for Prometheus.
+
+    from prometheus_client import start_http_server
+    from anabranch.hosts.prometheus import register
+
+    register(router)
+    start_http_server(9100, "127.0.0.1")
+
+Nothing is counted for it: each scrape asks `router.stats()` and `router.health()`, which costs each store a sync. A
+store whose disk hangs holds up one scrape by some seconds; then it is told as one that is not up, with its latest
+figures. Labels are the names of stores in the configuration: those of one that is made per destination are one.
+
+Counts begin anew when a store is opened, as Prometheus expects of counters. Needs the extra `prometheus`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import anabranch
+
+__all__ = ["RouterCollector", "register"]
+
+_GAUGES: Final = {
+    "store_up": "1: the store can be used, as router.health() says. 0: it has failed, or waits for its disk.",
+    "oldest_message_age_seconds": "Age of the oldest message that is received next; absent without one.",
+    "sync_duration_seconds": "How long the store waits for the disk each time, lately.",
+    "free_bytes": "Free on the disk of the store's directory.",
+    "waiting_receivers": "Receivers and listeners that wait for a message.",
+}
+_COUNTERS: Final = {
+    "sent": "Messages that were stored.",
+    "acked": "Messages that were acked, of a topic by each subscription.",
+    "syncs": "Times that the store waited for the disk.",
+    "dropped": "Messages that were sent to a topic without subscriptions, or dropped since the store was full.",
+}
+_WORST: Final = {"store_up": min, "free_bytes": min, "oldest_message_age_seconds": max, "sync_duration_seconds": max}
+"""How the figures of stores with one label become one. All others are summed up."""
+
+
+class RouterCollector(Collector):
+    """The metrics of one router, which may be a client's of another process. Threads: all."""
+
+    def __init__(self, router: anabranch.Router) -> None:
+        self._router = router
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the names are those below `anabranch_`, and no store is asked for them."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics. Raises ClosedError once the router is closed."""
+        stats, health = self._router.stats(), self._router.health()
+        figures: dict[tuple[str, str, str], float] = {}
+
+        def note(metric: str, store: str, value: float, state: str = "") -> None:
+            key = metric, store.partition(":")[0], state
+            before = figures.get(key)
+            if before is None:
+                figures[key] = value
+            else:
+                worst = _WORST.get(metric)
+                figures[key] = worst(before, value) if worst is not None else before + value
+
+        for name, one in stats.stores.items():
+            note("messages", name, max(0, one.messages - one.leased - one.delayed), "ready")
+            note("messages", name, one.leased, "leased")
+            note("messages", name, one.delayed, "delayed")
+            live = one.journal_bytes * one.live_percent / 100
+            note("disk_bytes", name, live + one.large_bytes, "live")
+            note("disk_bytes", name, one.journal_bytes - live, "held")
+            note("disk_bytes", name, one.pool_bytes, "pooled")
+            note("disk_bytes", name, one.index_bytes, "index")
+            note("waiting_receivers", name, one.waiting)
+            for metric, value in zip(_COUNTERS, (one.sends, one.acks, one.syncs, one.dropped), strict=True):
+                note(metric, name, value)
+        for store in health.stores:
+            note("store_up", store.name, store.state == "ok")
+            note("sync_duration_seconds", store.name, store.sync_seconds)
+            if store.oldest_ready_seconds is not None:
+                note("oldest_message_age_seconds", store.name, store.oldest_ready_seconds)
+            if store.free_bytes is not None:
+                note("free_bytes", store.name, store.free_bytes)
+
+        by_state = {
+            "messages": "Messages held now. Of a topic, leased ones count for each subscription.",
+            "disk_bytes": "Bytes on disk: of live messages, held by them beyond that, pooled files, the index.",
+        }
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: GaugeMetricFamily(f"anabranch_{name}", text, labels=["store", "state"])
+            for name, text in by_state.items()
+        }
+        for name, text in _GAUGES.items():
+            families[name] = GaugeMetricFamily(f"anabranch_{name}", text, labels=["store"])
+        for name, text in _COUNTERS.items():
+            families[name] = CounterMetricFamily(f"anabranch_{name}", text, labels=["store"])
+        for (name, label, state), figure in figures.items():
+            families[name].add_metric([label, state] if name in by_state else [label], figure)
+        yield from families.values()
+        yield CounterMetricFamily(
+            "anabranch_dead_lettered", "Messages that were put into dead-letter queues.", stats.dead_lettered
+        )
+        yield GaugeMetricFamily(
+            "anabranch_transactions_in_doubt", "Prepared transactions that wait for an outcome.", health.in_doubt
+        )
+        yield GaugeMetricFamily(
+            "anabranch_transactions_for_operator",
+            "Those of them that wait for no manager: somebody has to decide.",
+            health.for_operator,
+        )
+
+
+def register(router: anabranch.Router, registry: CollectorRegistry = REGISTRY) -> RouterCollector:
+    """Let a registry collect the metrics of a router until `registry.unregister` is called with what this returns."""
+    collector = RouterCollector(router)
+    registry.register(collector)
+    return collector
