@@ -1,0 +1,215 @@
+"""A worker for functions of your own: `run` in threads, `run_async` in an event loop.
+
+    def bill(message):
+        print(message.body)
+
+    with anabranch.open("data", shared=True) as router:
+        anabranch.worker.run(router.queue("orders"), bill, threads=8)
+
+A message is acked once the function has returned. If it raises, the message is given back with the error, and comes
+again as its store says: `redelivery`, `max_deliveries`, `dead_letter`. SIGTERM and Ctrl-C finish what is in hand; a
+second one gives that back, not counted as a delivery, and does not wait for the functions. Run any number of such
+processes over one directory (docs/processes.md), or over one database (docs/many-machines.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from . import AnabranchError, Message, Queue, Subscriber
+
+if TYPE_CHECKING:
+    from .aio import AsyncMessage, AsyncQueue, AsyncSubscriber
+
+__all__ = ["run", "run_async"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_ENDING: Final = "what is in hand is finished; a second signal gives it back"
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_TOLD, _ENDED, _DONE = b"t", b"e", b"d"
+"""What the thread that waits reads: a signal, the end of the listener, the end of a thread."""
+
+
+def run(
+    source: Queue[T] | Subscriber[T],
+    function: Callable[[Message[T]], object],
+    threads: int = 1,
+    *,
+    lease: float | None = None,
+) -> None:
+    """Call `function` with each message of a queue or a subscription, up to so many at once, until the process is told
+    to end. In the main thread, which alone hears signals. `lease` is as for `receive`.
+
+    Raises what has ended the listener: StoreFailedError if the store fails, UnknownSubscriptionError if the
+    subscription ends; what is in hand is finished before. ValueError if there is to be no thread, or in another thread.
+    """
+    _require(threads, "threads")
+    reader, writer = os.pipe()
+    messages: SimpleQueue[Message[T] | None] = SimpleQueue()
+    in_hand: set[Message[T]] = set()
+    ends: list[Exception] = []
+    listens, is_ending = threading.Event(), False
+
+    def take(message: Message[T]) -> None:
+        in_hand.add(message)
+        messages.put(message)
+
+    def end(error: Exception) -> None:
+        ends.append(error)
+        os.write(writer, _ENDED)
+
+    def work() -> None:
+        listens.wait()
+        while (message := messages.get()) is not None:
+            _work(message, function)
+            in_hand.discard(message)
+            if not is_ending:
+                with suppress(AnabranchError):  # it has just ended
+                    listener.add_credit(1)
+        os.write(writer, _DONE)
+
+    try:
+        listener = source.listen(take, threads, on_end=end, lease=lease)
+    except BaseException:
+        os.close(reader)
+        os.close(writer)
+        raise
+    with _heard(lambda: os.write(writer, _TOLD)):
+        try:
+            listens.set()
+            for number in range(threads):
+                threading.Thread(target=work, name=f"worker-{number}", daemon=True).start()
+            os.read(reader, 1)
+        finally:
+            is_ending = True
+            listener.close()
+            log.info(_ENDING)
+        for _ in range(threads):
+            messages.put(None)
+        left = threads
+        while left:
+            heard = os.read(reader, 1)
+            left -= heard == _DONE
+            if heard == _TOLD:
+                for message in list(in_hand):
+                    with suppress(AnabranchError):  # it was just settled
+                        message.release(delivered=False)
+                return  # the pipe stays, for threads that come to an end yet
+    os.close(reader)
+    os.close(writer)
+    if ends:
+        raise ends[0]
+
+
+def _work(message: Message[T], function: Callable[[Message[T]], object]) -> None:
+    try:
+        with message:
+            function(message)
+    except BaseException:
+        log.exception("%r was given back, since the function raised", message)
+
+
+async def run_async(
+    source: AsyncQueue[T] | AsyncSubscriber[T],
+    function: Callable[[AsyncMessage[T]], Awaitable[object]],
+    tasks: int = 1,
+    *,
+    lease: float | None = None,
+) -> None:
+    """Await `function` with each message, up to so many at once, as `run` does. In the main thread's event loop. A
+    second signal cancels the functions. Cancelled itself it gives back what is in hand."""
+    _require(tasks, "tasks")
+    told, ending = 0, asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hear() -> None:
+        nonlocal told
+        told += 1
+        if told == 1:
+            log.info(_ENDING)
+        ending.set()
+        if told > 1:
+            for worker in workers:
+                worker.cancel()
+
+    async def work() -> None:
+        until = asyncio.ensure_future(ending.wait())
+        try:
+            while not ending.is_set():
+                message = await _received(source.receive(None, lease=lease), until)
+                if message is not None:
+                    await _work_async(message, function)
+        finally:
+            ending.set()  # the others finish too, if it raises
+            until.cancel()
+
+    workers = [asyncio.ensure_future(work()) for _ in range(tasks)]
+    for which in SIGNALS:
+        loop.add_signal_handler(which, hear)
+    try:
+        ends = await asyncio.gather(*workers, return_exceptions=True)
+    finally:
+        await asyncio.gather(*workers, return_exceptions=True)  # whose cancellation takes a moment
+        for which in SIGNALS:
+            loop.remove_signal_handler(which)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+async def _received(receiving: Coroutine[Any, Any, T | None], until: asyncio.Future[Any]) -> T | None:
+    """Return what is received until then. Cancelled it has leased nothing."""
+    task = asyncio.ensure_future(receiving)
+    try:
+        await asyncio.wait({task, until}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        is_received = not task.cancelled() and task.exception() is None
+        message: Any = task.result() if is_received else None
+        if message is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            await message.release(delivered=False)
+    return None if task.cancelled() else task.result()
+
+
+async def _work_async(message: AsyncMessage[T], function: Callable[[AsyncMessage[T]], Awaitable[object]]) -> None:
+    try:
+        async with message:
+            try:
+                await function(message)
+            except asyncio.CancelledError:
+                await message.release(delivered=False)
+                raise
+    except Exception:
+        log.exception("%r was given back, since the function raised", message)
+
+
+def _require(count: int, name: str) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name}: expected a whole number from 1 on; found {count!r}")
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError("a worker runs in the main thread, which alone hears signals; elsewhere use listen()")
+
+
+@contextmanager
+def _heard(tell: Callable[[], object]) -> Iterator[None]:
+    """Let signals call this."""
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for which in SIGNALS:
+            signal.signal(which, lambda *_: tell())
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,206 @@
+"""anabranch.worker: a function is called with each message until the process is told to end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch
+from anabranch import worker
+from anabranch.policies.errors import UnknownSubscriptionError
+
+from ..contract.disk import PATIENCE, eventually
+
+PROGRAM = """
+import asyncio, logging, os, sys
+import anabranch
+from anabranch import worker
+
+directory, kind = sys.argv[1:]
+logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+told = logging.StreamHandler(sys.stdout)
+worker.log.setLevel(logging.INFO)
+worker.log.addHandler(told)
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # whole, whoever else says something
+
+def act(body):
+    say(f"took {body.decode()}")
+    if body == b"bad":
+        raise RuntimeError("it cannot be done")
+
+def function(message):
+    act(message.body)
+    if message.body == b"long":
+        sys.stdin.readline()
+        say("finished")
+
+async def awaited(message):
+    act(message.body)
+    if message.body == b"long":
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        say("finished")
+
+async def main():
+    async with anabranch.aio.open(directory) as router:
+        say("begins")
+        await worker.run_async(router.queue("q"), awaited, tasks=3)
+
+if kind == "async":
+    import anabranch.aio
+    asyncio.run(main())
+else:
+    with anabranch.open(directory, shared=True) as router:
+        say("begins")
+        worker.run(router.queue("q"), function, threads=3)
+say("ended")
+"""
+
+
+class Working:
+    """A process that works."""
+
+    def __init__(self, directory: Path, kind: str) -> None:
+        command = [sys.executable, "-c", PROGRAM, str(directory), kind]
+        self.process: Any = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[str] = []
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    def wait_for(self, line: str, times: int = 1) -> None:
+        eventually(lambda: self.lines.count(line) >= times, lambda: f"no {line!r}: {self.lines}")
+
+    def end(self) -> None:
+        """It ends by itself, and says so."""
+        assert self.process.wait(PATIENCE) == 0, self.process.stderr.read()
+        self._reading.join(PATIENCE)
+        assert self.lines[-1] == "ended"
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[anabranch.Router]:
+    journal = anabranch.JournalOptions(max_deliveries=2, dead_letter="dead")
+    config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"], journal=journal)])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/stores.yaml").write_text(
+        'directory: .\nstores: [{name: all, match: [">"], journal: {max_deliveries: 2, dead_letter: dead}}]\n'
+    )
+    with anabranch.open(config) as router:
+        router.serve()
+        yield router
+
+
+@contextmanager
+def working(router: anabranch.Router, kind: str) -> Iterator[Working]:
+    one = Working(router.config.directory, kind)
+    try:
+        one.wait_for("begins")
+        yield one
+    finally:
+        one.process.kill()
+        one.process.communicate()
+
+
+both = pytest.mark.parametrize("kind", ["threads", "async"])
+
+
+@both
+def test_each_message_is_acked_or_becomes_a_dead_letter(router: anabranch.Router, kind: str) -> None:
+    queue = router.queue("q")
+    with working(router, kind) as one:
+        queue.send_many([b"1", b"bad", b"2"])
+        one.wait_for("took 1")
+        one.wait_for("took 2")
+        one.wait_for("took bad", 2)
+        eventually(lambda: router.queue("dead").depth() == 1)
+        eventually(lambda: queue.depth() == 0)
+        one.process.send_signal(signal.SIGTERM)
+        one.end()
+        assert "RuntimeError: it cannot be done" in one.process.stderr.read()
+    (letter,) = queue.dead_letters()
+    assert (letter.reason, letter.error_text) == ("delivery_limit", "it cannot be done")
+
+
+@both
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_is_in_hand(router: anabranch.Router, kind: str, which: signal.Signals) -> None:
+    queue = router.queue("q")
+    with working(router, kind) as one:
+        queue.send(b"long")
+        one.wait_for("took long")
+        one.process.send_signal(which)
+        one.wait_for(worker._ENDING)
+        queue.send(b"later")
+        one.process.stdin.write("\n")
+        one.process.stdin.flush()
+        one.end()
+        assert "finished" in one.lines
+        assert "took later" not in one.lines or kind == "async", "one that was just received is in hand"
+    assert queue.depth() == 1 - one.lines.count("took later")
+
+
+@both
+def test_a_second_signal_gives_it_back(router: anabranch.Router, kind: str) -> None:
+    queue = router.queue("q")
+    with working(router, kind) as one:
+        queue.send(b"long")
+        one.wait_for("took long")
+        one.process.send_signal(signal.SIGTERM)
+        one.wait_for(worker._ENDING)
+        one.process.send_signal(signal.SIGTERM)
+        message = queue.receive(timeout=PATIENCE)
+        assert message is not None and (message.body, message.deliveries) == (b"long", 1)
+        message.ack()
+
+
+def test_the_end_of_its_subscription_is_raised(router: anabranch.Router) -> None:
+    topic = router.topic("t")
+    subscriber = topic.subscribe("audit")
+    topic.send(b"x")
+    ends = threading.Event()
+
+    def function(message: anabranch.Message[bytes]) -> None:
+        ends.set()
+
+    def end() -> None:
+        assert ends.wait(PATIENCE)
+        eventually(lambda: subscriber.depth() == 0)
+        subscriber.unsubscribe()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    with pytest.raises(UnknownSubscriptionError):
+        worker.run(subscriber, function)
+    ending.join(PATIENCE)
+
+
+def test_bad_input(router: anabranch.Router) -> None:
+    with pytest.raises(ValueError, match="threads: expected a whole number from 1 on; found 0"):
+        worker.run(router.queue("q"), print, threads=0)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            worker.run(router.queue("q"), print)
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(PATIENCE)
+    assert "main thread" in str(errors[0])
