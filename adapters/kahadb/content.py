@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..core.messages import EXPIRES_MAX_MS, GROUP, GROUP_BYTES_MAX
-from ..core.record.encoding import encode_sent
+from ..core.record.encoding import HEAD, encode_sent
 from .commands import AddMessage
 from .openwire import MessageInfo, OpenWireError, modified_utf8, read_message
 
@@ -74,13 +74,9 @@ def carried(command: AddMessage, limit: int) -> Carried:
         )
     except (OpenWireError, ValueError, TypeError, struct.error, IndexError, zlib.error) as error:
         raise NotCarriedError(UNREADABLE) from error
-    if len(record) - _HEAD_BYTES > limit:
+    if len(record) - HEAD.size > limit:
         raise NotCarriedError(TOO_LARGE)
     return Carried(record, max(0, info.redeliveries))
-
-
-_HEAD_BYTES: Final = len(encode_sent(b"", {}, "x", 0, 0, 0)) - 2
-"""Bytes of a record that are not its id, headers and body: empty headers take a byte."""
 
 
 def _message_id(command: AddMessage, info: MessageInfo) -> str:
