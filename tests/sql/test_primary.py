@@ -442,7 +442,7 @@ def _child(shared: Shared, steps: Steps, done: Path) -> None:
 
 
 @pytest.mark.weight(3)
-@pytest.mark.parametrize("kind", ["killed", "killed-after"])
+@pytest.mark.parametrize("kind", ["killed", pytest.param("killed-after", marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_node_may_die_at_each_step(tmp_path: Path, shared: Shared, kind: str, is_taken: bool) -> None:
     """All of its stores have it or none, whichever node has the primary next, and what was acknowledged is there. The

@@ -288,7 +288,9 @@ def test_a_statement_that_meets_others_is_tried_again(
                     assert was == before, where
                     if isinstance(result, AnabranchError):
                         assert fails == FIRST and type(result) is StoreFailedError, (where, result)
-                        assert "it met others" in str(result) and found == before, where
+                        assert "it met others" in str(result), where
+                        # A delete goes by pages: one that is cut short has removed some, and is done again.
+                        assert found == before or name == "delete", where
                         told += 1
                     else:
                         assert found == behind, where
