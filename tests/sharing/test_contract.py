@@ -89,16 +89,12 @@ class TestJournalPeriodic(Shared, EssentialContract):
         yield from disk_of(owner, tmp_path, JournalDisk, "journal", **given)
 
 
-class TestSqlite(Shared, EssentialContract):
+@pytest.mark.campaign  # what a client does is the same for each kind
+@pytest.mark.weight(0)
+class TestSqlite(Shared, StoreContract):
     @pytest.fixture
     def disk(self, owner: Owner, tmp_path: Path) -> Iterator[Disk]:
         yield from disk_of(owner, tmp_path, SqliteDisk, "sql", **sql.SMALL)
-
-
-@pytest.mark.campaign  # what a client does is the same for each kind
-@pytest.mark.weight(0)
-class TestSqliteWhole(Shared, StoreContract):
-    disk = TestSqlite.disk
 
 
 class TestMemory(Shared, VolatileStoreContract):
@@ -115,5 +111,5 @@ class TestMemorySwapping(Shared, VolatileStoreContract):
         yield from disk_of(owner, tmp_path, MemoryDisk, "memory", **memory.SMALL)
 
 
-for _contract in (TestJournal, TestJournalPeriodic, TestSqlite, TestSqliteWhole, TestMemory, TestMemorySwapping):
+for _contract in (TestJournal, TestJournalPeriodic, TestSqlite, TestMemory, TestMemorySwapping):
     leave_out(_contract, OF_STORES)
