@@ -256,6 +256,9 @@ CREATE CONSTRAINT TRIGGER met AFTER UPDATE ON shared_connections DEFERRABLE INIT
 """
 """Counts the statements that change a table, and the COMMITs. One of them fails, or all from one on."""
 ONCE, FIRST = (1000, 1501), 2000
+BY_PAGES: Final = ("unsubscribe", "delete of a topic")
+"""They return how much they have removed themselves; the rest goes later. A delete of a queue that is cut short has
+removed some, and is done again."""
 
 
 def test_a_statement_that_meets_others_is_tried_again(
@@ -289,12 +292,12 @@ def test_a_statement_that_meets_others_is_tried_again(
                     if isinstance(result, AnabranchError):
                         assert fails == FIRST and type(result) is StoreFailedError, (where, result)
                         assert "it met others" in str(result), where
-                        # A delete goes by pages: one that is cut short has removed some, and is done again.
                         assert found == before or name == "delete", where
                         told += 1
                     else:
                         assert found == behind, where
-                        assert result == expected or name in ("send", "send to one that is new"), where
+                        is_short = name in BY_PAGES and fails == FIRST
+                        assert result == expected or is_short or name in ("send", "send to one that is new"), where
                     if is_over:
                         break
                     met += 1
