@@ -66,11 +66,10 @@ class Sending:
         """Store in one transaction what `numbered` has returned for these destinations."""
         if not numbered:
             return []
-        if any(_group(message) is not None for _, message in numbered):
-            stored = self._database.change(lambda ask: self.stored(ask, numbered))
-        elif len(numbered) == 1:
+        is_grouped = any(_group(message) is not None for _, message in numbered)
+        if len(numbered) == 1 and not is_grouped:
             stored = self._once(*numbered[0])
-        elif any(self._is_named(message) or self._is_topic(number) for number, message in numbered):
+        elif is_grouped or any(self._is_named(message) or self._is_topic(number) for number, message in numbered):
             stored = self._database.change(lambda ask: self.stored(ask, numbered))
         else:
             stored = self._once_all(numbered)
@@ -137,8 +136,11 @@ class Sending:
                 continue
             if is_topic:
                 several = list(some)
-                for (number, message), found in zip(several, ask("send_topics", *_columns(several)), strict=True):
-                    self._note(stored, number, found, _size(message.body, _packed(message)))
+                columns = _columns(several)
+                for (number, message), found, packed in zip(
+                    several, ask("send_topics", *columns), columns[_PACKED], strict=True
+                ):
+                    self._note(stored, number, found, _size(message.body, packed))
             else:
                 self._store_all(stored, ask, list(some))
         return stored
@@ -156,10 +158,10 @@ class Sending:
     def _store_all(self, stored: Stored, store: Ask, sends: Sends) -> None:
         """Store messages of queues, without ids."""
         columns = _columns(sends)
-        ((ids, awaited),) = store("send", len(sends), *columns, list(set(columns[2])))
+        ((ids, awaited),) = store("send", len(sends), *columns, list({number for number, _ in sends}))
         waited = set(awaited)
-        for (number, message), seq in zip(sends, ids, strict=True):
-            self._note(stored, number, (seq, number in waited), _size(message.body, _packed(message)))
+        for (number, message), seq, packed in zip(sends, ids, columns[_PACKED], strict=True):
+            self._note(stored, number, (seq, number in waited), _size(message.body, packed))
 
     def _once(self, number: int, message: Outgoing[bytes]) -> Stored:
         """Store one message in a statement by itself."""
@@ -227,6 +229,10 @@ class Sending:
 def moved(ms: int, by: int) -> int:
     """Return a time by another clock (rule W14); 0 is none, and the last one is for ever."""
     return ms if ms in (0, EXPIRES_MAX_MS) else min(max(1, ms + by), EXPIRES_MAX_MS)
+
+
+_PACKED: Final = -2
+"""The place of the packed headers among `_columns`."""
 
 
 def _columns(sends: Sends) -> list[list[Any]]:
