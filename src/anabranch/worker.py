@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 
 _ENDING: Final = "what is in hand is finished; a second signal gives it back"
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_TOLD, _ENDED, _DONE = b"t", b"e", b"d"
-"""What the thread that waits reads: a signal, the end of the listener, the end of a thread."""
+_ENDED, _DONE = b"e", b"d"
+"""What the thread that waits reads: the end of the listener, the end of a thread; or the number of a signal."""
+_TOLD = {bytes([number]) for number in SIGNALS}
 
 
 def run(
@@ -84,12 +85,13 @@ def run(
         os.close(reader)
         os.close(writer)
         raise
-    with _heard(lambda: os.write(writer, _TOLD)):
+    with _heard(writer):
         try:
             listens.set()
             for number in range(threads):
                 threading.Thread(target=work, name=f"worker-{number}", daemon=True).start()
-            os.read(reader, 1)
+            while os.read(reader, 1) not in {_ENDED, *_TOLD}:
+                pass  # a signal that somebody else hears
         finally:
             is_ending = True
             listener.close()
@@ -100,7 +102,7 @@ def run(
         while left:
             heard = os.read(reader, 1)
             left -= heard == _DONE
-            if heard == _TOLD:
+            if heard in _TOLD:
                 for message in list(in_hand):
                     with suppress(AnabranchError):  # it was just settled
                         message.release(delivered=False)
@@ -203,13 +205,17 @@ def _require(count: int, name: str) -> None:
 
 
 @contextmanager
-def _heard(tell: Callable[[], object]) -> Iterator[None]:
-    """Let signals call this."""
+def _heard(writer: int) -> Iterator[None]:
+    """Let a pipe have the numbers of signals. The interpreter writes them as they come: a handler would not be called
+    before who reads has read something, if the signal comes when that is just about to wait."""
+    os.set_blocking(writer, False)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    wakes = signal.set_wakeup_fd(writer)
     try:
         for which in SIGNALS:
-            signal.signal(which, lambda *_: tell())
+            signal.signal(which, lambda *_: None)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakes)

@@ -17,6 +17,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
 from anabranch.adapters.core.store_types import Change, Settlement
 from anabranch.adapters.sql.shared import topics
+from anabranch.adapters.sql.shared.waiting import Waiting
 from anabranch.policies.errors import (
     AnabranchError,
     ConfigError,
@@ -336,7 +337,7 @@ class Rows:
         ])  # fmt: skip
 
     def let_go(self) -> None:
-        self._sets.run(["DROP FUNCTION keep CASCADE"])
+        self._sets.run(["DROP FUNCTION IF EXISTS keep CASCADE"])
 
     def count(self) -> int:
         with self.engine.connect() as connection:
@@ -352,8 +353,10 @@ class Rows:
 
 
 @pytest.fixture
-def rows(routers: tuple[Store, Store], sets: SharedTables, monkeypatch: pytest.MonkeyPatch) -> Rows:
-    return Rows(routers[0], sets, monkeypatch)
+def rows(routers: tuple[Store, Store], sets: SharedTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
+    rows = Rows(routers[0], sets, monkeypatch)
+    yield rows
+    rows.let_go()
 
 
 SENT = [b"%d" % n for n in range(10, 20)]
@@ -361,8 +364,10 @@ SENT = [b"%d" % n for n in range(10, 20)]
 
 @pytest.mark.parametrize("how", ["unsubscribed", "deleted", "committed"])
 def test_what_was_cut_off_between_pages_is_gone_and_another_removes_the_rest(
-    routers: tuple[Store, Store], rows: Rows, how: str
+    routers: tuple[Store, Store], rows: Rows, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Though the other has not heard yet that it has ended."""
+    monkeypatch.setattr(Waiting, "_heard", lambda *_: None)
     one, other = routers
     subscribed(one, DESK)
     one.send_many(T, [Outgoing(body, expires_at_ms=int(body == b"18")) for body in SENT])

@@ -65,11 +65,12 @@ class Queues:
             raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
         return self.number(destination, make, declared)
 
-    def subscription(self, topic: Destination, key: SubscriptionKey) -> int:
-        """Return the number of a subscription. Raises DestinationError, UnknownSubscriptionError."""
+    def subscription(self, topic: Destination, key: SubscriptionKey, known: bool = True) -> int:
+        """Return the number of a subscription, which may have ended elsewhere if it is taken from what is `known`.
+        Raises DestinationError, UnknownSubscriptionError."""
         require_topic(topic)
         source = Source(topic, key)
-        number = self._numbers.get(source)
+        number = self._numbers.get(source) if known else None
         if number is None:
             client, name = key
             for (number,) in self._database.look("subscriber", text_of(topic), escaped(client), escaped(name)):

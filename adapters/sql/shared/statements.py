@@ -357,7 +357,9 @@ class Statements:
         # A lease that has run out counts as a delivery, unless it was counted when it began.
         late = "0" if count_on_receive else "(until > 0)::integer"
         mark = _MARK if count_on_receive else _LATER
-        take = _filled(_STATEMENTS["take"], queue="(SELECT $3::integer FROM me)", first="$4", limit="$5")
+        # A subscription may have ended (Q20).
+        there = "(SELECT s.number FROM me, {p}shared_queues s WHERE s.number = $3)"
+        take = _filled(_STATEMENTS["take"], queue=there, first="$4", limit="$5")
         statements = {
             **_STATEMENTS,
             "take": _filled(take, groups="", lets=_LET, limit="$5"),

@@ -604,7 +604,7 @@ class SharedStore:
         there."""
         self._require_open()
         if subscription is not None:
-            return self._database.look(name, self._queues.subscription(destination, subscription), *given)
+            return self._database.look(name, self._queues.subscription(destination, subscription, False), *given)
         number = self._queues.number(destination, make=False)
         if number and destination.kind is Kind.TOPIC:
             return self._database.look(f"{name}_of_topic", number, number, *given)
@@ -925,7 +925,7 @@ class SharedStore:
         """Remove what nobody holds of what is there now, a page at a time, as Store.purge."""
         self._require_open()
         if subscription is not None:
-            return sum(self._topics.removed("purge", [self._queues.subscription(destination, subscription)]))
+            return sum(self._topics.removed("purge", [self._queues.subscription(destination, subscription, False)]))
         number = self._queues.number(destination, make=False)
         members = self._database.look("members", number)[0][0] if number else []  # of a queue there are none
         return sum(self._topics.removed("purge", [*members, number] if number else []))
