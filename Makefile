@@ -34,7 +34,7 @@ test: $(VENV)/.installed-dev
 # The tests of what is compiled, with all of it in Python (adapters/system/acceleration.py).
 test-pure: $(VENV)/.installed-dev
 	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
-	    tests/contract/test_journal.py $(ARGS)
+	    tests/contract/test_journal.py -k "not (TestJournalPeriodic or TestJournalNever)" $(ARGS)
 
 # They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
 test-hosts: $(HOSTS:%=test-hosts-%)

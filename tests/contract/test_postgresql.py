@@ -9,7 +9,7 @@ import pytest
 
 from ..sql.disk import PostgresDisk, TableSets
 from ..sql.server import PostgresServer
-from .contract import StoreContract
+from .contract import EssentialContract, StoreContract
 from .disk import Disk
 
 
@@ -22,14 +22,20 @@ def sets(postgres: PostgresServer) -> Iterator[TableSets]:
     sets.close()
 
 
-CAMPAIGN = (pytest.mark.campaign, pytest.mark.weight(0))
+class TestPostgresql(EssentialContract):
+    # A server takes its time, and `make test` has the whole contract, and all places, in SQLite. What is written and
+    # read here is so by the same statements: in what was not closed it is what reached the database.
+    places = ("crashed",)
+
+    @pytest.fixture
+    def disk(self, tmp_path: Path, sets: TableSets) -> Iterator[Disk]:
+        with PostgresDisk(tmp_path, sets) as disk:
+            yield disk
 
 
-class TestPostgresql(StoreContract):
-    # A server takes its time, and `make test` has all places in SQLite. What is written and read here is so by the same
-    # statements wherever it is looked at: in what was not closed it is what reached the database.
-    places = ("crashed", *(pytest.param(place, marks=CAMPAIGN) for place in ("here", "closed")))
-
+@pytest.mark.campaign
+@pytest.mark.weight(0)
+class TestPostgresqlAll(StoreContract):
     @pytest.fixture
     def disk(self, tmp_path: Path, sets: TableSets) -> Iterator[Disk]:
         with PostgresDisk(tmp_path, sets) as disk:

@@ -142,9 +142,9 @@ class TestShared(
 ):  # fmt: skip
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "place" in metafunc.fixturenames:
-            # A store that was closed differs from one that crashed by what it has given back, which others look at.
-            closed = pytest.param("closed", marks=(pytest.mark.campaign, pytest.mark.weight(0)))
-            metafunc.parametrize("place", [closed if place == "closed" else place for place in PLACES])
+            # What it has is in the database, wherever one looks from; all places are looked from in a campaign.
+            campaign = pytest.mark.campaign, pytest.mark.weight(0)
+            metafunc.parametrize("place", [p if p == "here" else pytest.param(p, marks=campaign) for p in PLACES])
 
     @pytest.fixture
     def disk(self, tmp_path: Path, sets: SharedTables) -> Iterator[Disk]:

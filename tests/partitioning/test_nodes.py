@@ -196,7 +196,7 @@ def test_the_search_sees_what_the_exact_model_sees() -> None:
         assert quick.cost(1 << engine.destinations.index("queue://orders")) == 0.0
 
 
-@pytest.mark.parametrize("model", ["anabranch", "kahadb"])
+@pytest.mark.parametrize("model", [pytest.param("anabranch", marks=pytest.mark.campaign), "kahadb"])
 def test_spark_has_the_same_figures(spark: Any, tmp_path: Path, model: Any) -> None:
     """Also where a destination has two texts, and nodes have odd names."""
     table = traced([(when, f"{node}'\\ü", op, name if number % 3 else name.removeprefix("queue://"), message)

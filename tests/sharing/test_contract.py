@@ -97,6 +97,8 @@ class TestSqlite(Shared, StoreContract):
         yield from disk_of(owner, tmp_path, SqliteDisk, "sql", **sql.SMALL)
 
 
+@pytest.mark.campaign
+@pytest.mark.weight(0)
 class TestMemory(Shared, VolatileStoreContract):
     @pytest.fixture
     def disk(self, owner: Owner, tmp_path: Path) -> Iterator[Disk]:

@@ -443,7 +443,7 @@ def _child(shared: Shared, steps: Steps, done: Path) -> None:
 
 @pytest.mark.weight(3)
 @pytest.mark.parametrize("kind", ["killed", pytest.param("killed-after", marks=pytest.mark.campaign)])
-@pytest.mark.parametrize("is_taken", [True, False])
+@pytest.mark.parametrize("is_taken", [True, pytest.param(False, marks=pytest.mark.campaign)])
 def test_a_node_may_die_at_each_step(tmp_path: Path, shared: Shared, kind: str, is_taken: bool) -> None:
     """All of its stores have it or none, whichever node has the primary next, and what was acknowledged is there. The
     other node settles what it finds; the first one asks, without the primary if the other has that by then."""
