@@ -57,9 +57,9 @@ def test_a_lease_that_runs_out_comes_back_at_its_place_and_counts(disk: SharedDi
     store = disk.create()
     other = disk.beside(store)
     store.send_many(A, [b"1", b"2", b"3"])
-    first = store.receive(A, lease=SHORT)
-    held = take(store)
-    assert first is not None and held.body == b"2"
+    first, held = take(store), take(store)
+    assert held.body == b"2"
+    first.extend(SHORT)
     back = take(other, timeout=PATIENCE)
     assert back.body in (b"1", b"3")  # the third is free from the start
     other.release([back], delivered=False)

@@ -46,10 +46,13 @@ def _array(values: Sequence[Any]) -> tuple[int, bytes | None]:
 
 
 def _loaded_array(data: bytes) -> list[Any]:
+    """Return the values of an array; none is NULL."""
     has_values, _, of = struct.unpack_from("!iii", data)
     if not has_values:
         return []
     (count,), at, values = _int4.unpack_from(data, 12), 20, []
+    if of == _INT8:
+        return list(struct.unpack_from("!" + "iq" * count, data, at)[1::2])
     for _ in range(count):
         (size,) = _int4.unpack_from(data, at)
         values.append(_LOADED[of](data[at + 4 : at + 4 + size]))

@@ -87,10 +87,11 @@ class Sending:
         self, sends: Iterable[tuple[Destination, Outgoing]], declared: bool = True
     ) -> list[tuple[int, Outgoing[bytes]]]:
         """Return messages with the numbers of their queues. Raises what a send raises before anything is stored."""
-        numbered = []
+        numbered: list[tuple[int, Outgoing[bytes]]] = []
+        last, number = None, 0
         for destination, given in sends:
             body = self.keep(given.body)
-            message = checked(*given._replace(body=body))
+            message = checked(body, *given[1:])
             if self._waiting.ahead_ms and (message.deliver_at_ms or message.expires_at_ms):
                 message = message._replace(
                     deliver_at_ms=moved(message.deliver_at_ms, self._waiting.ahead_ms),
@@ -104,7 +105,9 @@ class Sending:
                     f"a message of {size} bytes for {destination} is larger than message_bytes_max, {most}, of store "
                     f"{self._name!r}; raise that, or send less"
                 )
-            numbered.append((self._queues.number(destination, declared=declared), message))
+            if destination is not last:
+                last, number = destination, self._queues.number(destination, declared=declared)
+            numbered.append((number, message))
         return numbered
 
     def keep(self, body: object) -> Any:
@@ -147,21 +150,27 @@ class Sending:
 
     def _once_all(self, sends: Sends) -> Stored:
         """Store messages of queues, without ids and groups, in a statement by itself."""
-        stored, queues = Stored(), list({number for number, _ in sends})
+        stored = Stored()
 
         def store(name: str, *given: Any) -> list[Any]:
-            return self._database.once(name, *given, lost=lambda ids: [(ids, queues)])
+            return self._database.once(name, *given, lost=lambda ids: [(ids, given[-1])])
 
         self._store_all(stored, store, sends)
         return stored
 
     def _store_all(self, stored: Stored, store: Ask, sends: Sends) -> None:
         """Store messages of queues, without ids."""
-        columns = _columns(sends)
-        ((ids, awaited),) = store("send", len(sends), *columns, list({number for number, _ in sends}))
-        waited = set(awaited)
-        for (number, message), seq, packed in zip(sends, ids, columns[_PACKED], strict=True):
-            self._note(stored, number, (seq, number in waited), _size(message.body, packed))
+        name, columns, queues = "send", _columns(sends), {number for number, _ in sends}
+        if all(column.count(column[0]) == len(column) for column in columns[:_PACKED]):
+            name, columns[:_PACKED] = "send_alike", [column[0] for column in columns[:_PACKED]]
+        ((ids, awaited),) = store(name, len(sends), *columns, list(queues))
+        stored.seqs += [(seq, False) for seq in ids]
+        stored.queues.update(queues)
+        stored.awaited.update(awaited)
+        stored.sent += [
+            Sent(number, seq, _size(message.body, packed), (number,))
+            for (number, message), seq, packed in zip(sends, ids, columns[_PACKED], strict=True)
+        ]
 
     def _once(self, number: int, message: Outgoing[bytes]) -> Stored:
         """Store one message in a statement by itself."""

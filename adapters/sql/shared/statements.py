@@ -62,6 +62,14 @@ _ALL_NUMBERED: Final = (
     "number, %s::bigint AS count) AS a WHERE c.number = a.number RETURNING ids)"
 )
 """For so many sends at once."""
+_ALL_SENT: Final = (
+    f"{_ALL_NUMBERED}, new AS (INSERT INTO {{p}}shared_messages "
+    "(id, sent, due, expires, queue, priority, messageid, member, headers, content) "
+    f"SELECT a.id, {NOW}, {{same}}, headers, content FROM me, "
+    "unnest(me.ids, {each}%s::bytea[], %s::bytea[]) WITH ORDINALITY AS a (id, {names}headers, content, place) "
+    "ORDER BY place) SELECT ids, ARRAY(SELECT w.queue FROM {p}shared_waiting w WHERE w.queue = ANY(%s)) FROM me"
+)
+"""Their end. Each array costs a part of what its row does: what is the same for all is told once."""
 _AWAITED: Final = "EXISTS (SELECT 1 FROM {p}shared_waiting w WHERE w.queue = m.queue)"
 
 
@@ -204,12 +212,12 @@ _STATEMENTS: Final = {
     "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
     "priority, member, headers, content) SELECT id, %s, %s::text, %s, %s, "
     f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM me RETURNING id, {_AWAITED}",
-    "send": f"{_ALL_NUMBERED}, new AS (INSERT INTO {{p}}shared_messages "
-    "(id, due, expires, sent, queue, priority, messageid, member, headers, content) "
-    f"SELECT a.id, due, expires, {NOW}, queue, priority, messageid, member, headers, content FROM me, "
-    "unnest(me.ids, %s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], %s::text[], %s::bytea[], "
-    "%s::bytea[]) WITH ORDINALITY AS a (id, due, expires, queue, priority, messageid, member, headers, content, place) "
-    "ORDER BY place) SELECT ids, ARRAY(SELECT w.queue FROM {p}shared_waiting w WHERE w.queue = ANY(%s)) FROM me",
+    "send": _ALL_SENT.replace("{same}", "due, expires, queue, priority, messageid, member")
+    .replace("{each}", "%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], %s::text[], ")
+    .replace("{names}", "due, expires, queue, priority, messageid, member, "),
+    "send_alike": _ALL_SENT.replace("{same}", "%s::bigint, %s::bigint, %s::integer, %s::integer, %s::text, %s::text")
+    .replace("{each}", "")
+    .replace("{names}", ""),
     "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id FROM me "
     "ON CONFLICT (queue, messageid) {conflict} RETURNING queue, messageid, id) INSERT INTO {p}shared_messages AS m "
     "(id, queue, messageid, due, expires, sent, priority, member, headers, content) "
