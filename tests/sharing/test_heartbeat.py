@@ -34,14 +34,18 @@ from .striking import PATIENCE, Striking, owners
 from .test_failover import CASES, Case, bodies, stores
 
 striking = pytest.fixture(owners)
-SECONDS = 0.4
+SECONDS, PERIODS = 0.4, heartbeat.PERIODS
+LONG = 200
+"""Times as long may it take while nobody has stopped it, on a busy machine."""
 
 CHANGES = {Op.SEND, Op.SEND_MANY, Op.ACK, Op.SETTLE, Op.COMMIT, Op.CALL}
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", SECONDS)
+    """A client looks as often all the time."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", LONG * SECONDS)
+    monkeypatch.setattr(heartbeat, "PERIODS", LONG * PERIODS)
 
 
 @contextmanager
@@ -49,7 +53,8 @@ def stopped(striking: Striking) -> Iterator[int]:
     """Stop the owner for so long."""
     pid = striking.stop()
     try:
-        yield pid
+        with patch.multiple(heartbeat, HEARTBEAT_SECONDS=SECONDS, PERIODS=PERIODS):
+            yield pid
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
@@ -286,6 +291,7 @@ def _receive(source: Any, said: Any) -> None:
 
 def test_an_owner_whose_store_hangs_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that reads no more of a client, since that has so many requests in hand."""
+    monkeypatch.setattr(heartbeat, "PERIODS", PERIODS)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 2.0)  # its turn passes on after half a second
     stores = [anabranch.StoreConfig("slow", ["slow"]), anabranch.StoreConfig("rest", [">"])]
     config = anabranch.Config(tmp_path / "data", stores)
@@ -320,4 +326,4 @@ def test_nothing_is_asked_while_answers_come(striking: Striking) -> None:
             answered.append(time.monotonic())
         time.sleep(SECONDS)
         # A busy machine may keep an answer back until it is rightly asked for.
-        assert not ping.called or max(b - a for a, b in pairwise(answered)) > SECONDS / heartbeat.PERIODS / 2
+        assert not ping.called or max(b - a for a, b in pairwise(answered)) > SECONDS / PERIODS / 2
