@@ -51,20 +51,22 @@ def awaited(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Awaited[Any], P], Coroutine[Any, Any, R]]:
     """Return a method that is called as this one, and awaited. Cancelled, it takes effect all the same."""
+    name = method.__name__  # looked up in each call: a subclass may have its own, or somebody may have replaced it
 
     @functools.wraps(method)
     async def call(self: Awaited[Any], /, *given: P.args, **options: P.kwargs) -> R:
-        return await self._run(partial(method, self._of, *given, **options))
+        return await self._run(partial(getattr(self._of, name), *given, **options))
 
     return call
 
 
 def awaited_with(method: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
     """Return a method as `awaited` does, of one that takes messages, queues, topics or maps: here those of asyncio."""
+    name = method.__name__
 
     @functools.wraps(method)
     async def call(self: Awaited[Any], /, *given: Any, **options: Any) -> R:
-        return await self._run(partial(method, self._of, *map(_plain, given), **options))
+        return await self._run(partial(getattr(self._of, name), *map(_plain, given), **options))
 
     return call
 
