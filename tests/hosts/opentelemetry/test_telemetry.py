@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def links_of(span: Any) -> list[int]:
 @pytest.fixture
 def told() -> Iterator[Told]:
     told = Told()
-    instrument(tracer_provider=told.tracer_provider, meter_provider=told.meter_provider)
+    instrument(tracer_provider=told.tracer_provider, meter_provider=told.meter_provider, durations_a_second=math.inf)
     yield told
     uninstrument()
 
@@ -174,7 +175,7 @@ def test_errors(told: Told, router: anabranch.Router) -> None:
 
 
 def test_listeners_process(told: Told, router: anabranch.Router) -> None:
-    topic, seen = router.topic("prices.eu"), threading.Event()
+    topic = router.topic("prices.eu")
     audit = topic.subscribe("audit")
 
     def hear(message: anabranch.Message) -> None:
@@ -183,10 +184,13 @@ def test_listeners_process(told: Told, router: anabranch.Router) -> None:
 
     listener = audit.listen(hear, 10)
     topic.send_nowait(b"1").result(PATIENCE)
-    deadline = router.receive("orders.>", PATIENCE)
+    message = router.receive("orders.>", PATIENCE)
+    assert message is not None
+    message.ack_nowait().result(PATIENCE)
     listener.close()
-    assert deadline is not None and not seen.is_set()
-    deadline.ack_nowait().result(PATIENCE)
+    deadline = time.monotonic() + PATIENCE
+    while "process >" not in [span.name for span in told.spans()]:
+        assert time.monotonic() < deadline
     process = told.span("process >")
     assert process.attributes["messaging.destination.subscription.name"] == "audit"
     assert process.attributes["messaging.destination.name"] == "topic://prices.eu"
@@ -256,6 +260,8 @@ def test_metrics_alone_and_names_of_ones_own(router: anabranch.Router) -> None:
     told, queue = Told(), router.queue("orders.7")
     instrument(meter_provider=told.meter_provider, traces=False, template=template)
     try:
+        with pytest.raises(ValueError, match="durations_a_second is a number above 0, not 0"):
+            instrument(durations_a_second=0)
         with pytest.raises(RuntimeError, match=r"instrumented already; call uninstrument\(\) first"):
             instrument()
         queue.send(b"1")
