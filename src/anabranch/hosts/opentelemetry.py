@@ -27,7 +27,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context, propagate, trace
-from opentelemetry.context import Context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter_provider
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
@@ -348,6 +348,11 @@ class _Call:
             log.exception("a span of %s is missing", self._operation.name)
 
 
+def _is_suppressed() -> bool:
+    """Return whether no spans are wanted: an exporter is at work, whose own sends would make more of them."""
+    return bool(context.get_value(_SUPPRESS_INSTRUMENTATION_KEY))
+
+
 def _carrier(headers: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if isinstance(value, str)}
 
@@ -375,7 +380,7 @@ class _Processing:
         if held is not None:
             held[0] += 1
             return
-        call = None if self._call is None else self._call(_PROCESS, message)
+        call = None if self._call is None or _is_suppressed() else self._call(_PROCESS, message)
         self._held[key] = [1, time.perf_counter(), call, message]
         if call is not None:
             call.enter()
@@ -526,7 +531,7 @@ class _Replacing:
         measured, begin = self._measured, self._call
 
         def call(self: Any, *given: Any, **options: Any) -> Any:
-            if begin is None:
+            if begin is None or _is_suppressed():
                 return measured(operation, self, 0, original, self, *given, **options)
             return measured(operation, self, 0, begin(operation, self, many).run, original, self, *given, **options)
 
@@ -536,7 +541,7 @@ class _Replacing:
         measured, begin = self._measured, self._call
 
         def send(self: Any, body: Any, headers: Any = None, message_id: Any = None, *given: Any, **options: Any) -> Any:
-            if begin is None:
+            if begin is None or _is_suppressed():
                 return measured(_SEND, self, 1, original, self, body, headers, message_id, *given, **options)
             call = begin(_SEND, self)
             headers = call.created(headers, message_id)
@@ -548,7 +553,7 @@ class _Replacing:
         measured, begin = self._measured, self._call
 
         def send_many(self: Any, messages: Any, *given: Any, **options: Any) -> Any:
-            if begin is None:
+            if begin is None or _is_suppressed():
                 return measured(_SEND, self, 0, original, self, messages, *given, **options)
             call = begin(_SEND, self, many=True)
             return measured(_SEND, self, 0, call.run, original, self, call.created_many(messages), *given, **options)
@@ -564,7 +569,7 @@ class _Replacing:
                 messages = list(messages)
                 destinations = {getattr(message, "destination", None) for message in messages}
                 of = messages[0] if len(destinations) == 1 else None
-            if begin is None:
+            if begin is None or _is_suppressed():
                 return measured(operation, of, 0, original, self, messages, *given, **options)
             call = begin(operation, of, many)
             call.messages = [one for one in (messages if many else [of]) if isinstance(one, Message)]
@@ -639,7 +644,7 @@ class _Replacing:
         begin = self._call
 
         def send(self: Any, destination: Any, body: Any, headers: Any = None, *given: Any, **options: Any) -> Any:
-            if begin is None or _IS_TOLD not in vars(self):
+            if begin is None or _IS_TOLD not in vars(self) or _is_suppressed():
                 return original(self, destination, body, headers, *given, **options)
             call = begin(_CREATE, self)
             call.destination = _destination_of(destination)
