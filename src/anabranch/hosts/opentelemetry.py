@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial, wraps
-from threading import Lock, get_ident
+from threading import RLock, get_ident
 from types import TracebackType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -112,7 +112,7 @@ class _Instruments:
 
         self.operations = seconds("messaging.client.operation.duration", "Duration of an operation of a client.")
         self.processing = seconds("messaging.process.duration", "Duration of processing a message.")
-        self.lock = Lock()
+        self.lock = RLock()  # a signal handler may come back to it in the same thread
         self.series: dict[tuple[_Operation, str | None, str | None], _Series] = {}
         """By operation, template and type of error."""
         for name, types, text in (
@@ -425,7 +425,7 @@ class _Processing:
         return result
 
 
-_lock: Final = Lock()
+_lock: Final = RLock()
 _replaced: Final[list[tuple[type, str, Any]]] = []
 """What was replaced: a class, a name, and what the class itself had there, or None."""
 _instruments: Final[WeakKeyDictionary[MeterProvider, _Instruments]] = WeakKeyDictionary()

@@ -258,20 +258,24 @@ def test_metrics_alone_and_names_of_ones_own(router: anabranch.Router) -> None:
         return destination.name.rstrip("0123456789")
 
     told, queue = Told(), router.queue("orders.7")
-    instrument(meter_provider=told.meter_provider, traces=False, template=template)
+    instrument(
+        meter_provider=told.meter_provider, traces=False, template=template, durations_a_second=1 / (PATIENCE * 100)
+    )
     try:
         with pytest.raises(ValueError, match="durations_a_second is a number above 0, not 0"):
             instrument(durations_a_second=0)
         with pytest.raises(RuntimeError, match=r"instrumented already; call uninstrument\(\) first"):
             instrument()
         queue.send(b"1")
+        router.queue("orders.8").send(b"2")
         with queue.receive() as message:  # type: ignore[union-attr]
             assert message.headers == {}
     finally:
         uninstrument()
     uninstrument()
-    queue.send(b"2")
-    assert told.points("messaging.client.sent.messages") == {("send", "orders."): 1}
+    queue.send(b"3")
+    assert told.points("messaging.client.sent.messages") == {("send", "orders."): 2}
+    assert told.points("messaging.client.operation.duration")["send", "orders."] == 1
     assert told.points("messaging.process.duration") == {("process", "orders."): 1}
     assert anabranch.Queue.send is anabranch.Topic.send and "__exit__" in vars(anabranch.Message)
     assert not {"send", "receive"} & vars(anabranch.Queue).keys()
