@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -258,8 +258,8 @@ class JournalBackend(Backend):
     ) -> Place | None:
         return self._index.rows.row(state, subscription, seq)
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        return self._index.rows.keyed(state, name)
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> Mapping[bytes, Place]:
+        return self._index.rows.keyed(state, names)
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return self._index.rows.keys(state, start, limit)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -384,8 +384,8 @@ class SqlBackend(WrittenBackend):
     ) -> Place | None:
         return self._reading.row(state, subscription, seq)
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        return self._reading.keyed(state, name)
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> Mapping[bytes, Place]:
+        return self._reading.keyed(state, names)
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return self._reading.keys(state, start, limit)

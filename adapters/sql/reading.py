@@ -204,10 +204,10 @@ class Reading:
         self._keep(number, place)
         return place
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Return where the value of a map's key is, as Backend."""
-        rows = self._all("select.keyed", destination=state.number, keys=[name])
-        return place_of(rows[0], self._priorities) if rows else None
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> dict[bytes, Place]:
+        """Return where the values of a map's keys are, as Backend."""
+        rows = self._all("select.keyed", destination=state.number, keys=list(names))
+        return {bytes(row[-1]): place_of(row, self._priorities) for row in rows}
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
         """Return the first keys of a map with their values' places, as Backend."""

@@ -168,22 +168,28 @@ class AsyncMap(Awaited[Map[V]], Generic[V]):
     __slots__ = ()
 
     get = awaited(Map.get)
+    get_many = awaited(Map.get_many)
     count = awaited(Map.count)
     put = awaited(Map.put)
     put_if_absent = awaited(Map.put_if_absent)
     compare_and_set = awaited(Map.compare_and_set)
     pop = awaited(Map.pop)
     increment = awaited(Map.increment)
+    touch = awaited(Map.touch)
     declare = awaited(Map.declare)
     delete = awaited(Map.delete)
 
-    async def wait(self, key: str, timeout: float | None = None, default: Any = None) -> Any:
-        """Return the value of a key once it has one, as Map.wait."""
-        return await self._run(partial(self._of.wait, key, timeout, default), lambda value: None)
+    async def wait(
+        self, key: str, timeout: float | None = None, default: Any = None, *, unless: V | None = None
+    ) -> Any:
+        """Return the value of a key once it has one, and another than `unless`, as Map.wait."""
+        return await self._run(partial(self._of.wait, key, timeout, default, unless=unless), lambda value: None)
 
-    def items(self, prefix: str = "", after: str | None = None) -> AsyncIterator[tuple[str, V]]:
+    def items(
+        self, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> AsyncIterator[tuple[str, V]]:
         """Iterate over keys and values, as Map.items."""
-        return Each(self, lambda: self._of.items(prefix, after), lambda item: item)
+        return Each(self, lambda: self._of.items(prefix, after, before), lambda item: item)
 
 
 def _gathered(method: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:

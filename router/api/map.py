@@ -9,7 +9,7 @@ results.wait("job-1", timeout=5)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
@@ -74,16 +74,32 @@ class Map(Generic[V]):
         body = self._held(lambda store: store.maps.get(self.destination, key), None)
         return self._missing(key, default) if body is None else self._decoded(key, body)
 
-    def items(self, prefix: str = "", after: str | None = None) -> Iterator[tuple[str, V]]:
-        """Yield the keys that begin with `prefix` and come behind `after`, in the order of their bytes in UTF-8, with
-        their values. Some are looked up at a time, and others may write meanwhile. A key that is there all the time
-        comes once, with a value that it had on the way."""
+    def get_many(self, keys: Iterable[str]) -> dict[str, V]:
+        """Return the values of these keys, by key, in their order; a key without a value is left out. Some are looked
+        up at a time, and others may write meanwhile. Raises DecodeError as `get`."""
+        if isinstance(keys, str):
+            raise TypeError(f"get_many takes several keys, not one str: {keys!r}; use get, or a list")
+        names = list(dict.fromkeys(keys))
+        for key in names:
+            key_bytes(key)
+
+        def look(store: Store) -> list[tuple[str, bytes | None]]:
+            return list(zip(names, store.maps.get_many(self.destination, names), strict=True))
+
+        return {key: self._decoded(key, body) for key, body in self._held(look, []) if body is not None}
+
+    def items(self, prefix: str = "", after: str | None = None, before: str | None = None) -> Iterator[tuple[str, V]]:
+        """Yield the keys that begin with `prefix`, come behind `after` and before `before`, with their values. They
+        come in the order of their bytes in UTF-8. Some are looked up at a time, and others may write meanwhile. A key
+        that is there all the time comes once, with a value that it had on the way."""
         text_bytes(prefix, "prefix")
-        if after is not None:
-            text_bytes(after, "after")
+        for bound, what in ((after, "after"), (before, "before")):
+            if bound is not None:
+                text_bytes(bound, what)
         while True:
             with self._registry.attempt(self.destination, self._registry.store_of) as store:
-                for key, body in store.maps.items(self.destination, prefix, after) if store is not None else ():
+                found = store.maps.items(self.destination, prefix, after, before) if store is not None else ()
+                for key, body in found:
                     after = key
                     yield key, self._decoded(key, body)
                 return
@@ -92,12 +108,21 @@ class Map(Generic[V]):
         """Return how many keys have a value. One whose time is over may be counted for a second longer."""
         return self._held(lambda store: store.maps.count(self.destination), 0)
 
-    def wait(self, key: str, timeout: float | None = None, default: T | None = None) -> V | T | None:
-        """Return the value of a key as soon as it has one; `default` if it has none in `timeout` seconds (None: for
-        ever)."""
+    def wait(
+        self, key: str, timeout: float | None = None, default: T | None = None, *, unless: V | None = None
+    ) -> V | T | None:
+        """Return the value of a key as soon as it has one, and another one than `unless`; `default` if it has none in
+        `timeout` seconds (None: for ever). Values are the same as in `compare_and_set`. One that is there for a moment
+        between two others may go by unseen."""
         left = countdown(timeout)
-        body = self._changed(lambda store: store.maps.wait(self.destination, key, left()))
-        return default if body is None else self._decoded(key, body)
+        seen = encoded = None if unless is None else self._encoded(unless)
+        while True:
+            body = self._changed(lambda store: store.maps.wait(self.destination, key, left(), seen))  # noqa: B023
+            if body is None:
+                return default
+            if unless is None or not self._is(key, body, unless, encoded):
+                return self._decoded(key, body)
+            seen = body  # other bytes of the same value
 
     # Writing
 
@@ -165,6 +190,14 @@ class Map(Generic[V]):
             )
         expires_at_ms = _expiry(ttl)
         return self._changed(lambda store: store.maps.increment(self.destination, key, by, expires_at_ms))
+
+    def touch(self, key: str, ttl: float | None = None) -> bool:
+        """Begin a new time for the value that a key has, None: it stays until it is replaced or removed. Returns
+        whether there is a value. Its store writes the value once more, without it going through this process: it costs
+        as much as a `put`, and is refused as one where there is no room."""
+        expires_at_ms = _expiry(ttl)
+        touched = self._held(lambda store: store.maps.touch(self.destination, key, expires_at_ms), False)
+        return touched or self._missing(key, False)
 
     def declare(self) -> None:
         """Declare the map: it is there, empty, until it is deleted; as Queue.declare."""

@@ -28,7 +28,7 @@ from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
 from ..transactions.xid import Xid
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
 """Bytes of a frame that an owner sends: the largest message that a store may be configured to take."""
@@ -210,10 +210,11 @@ class Call(Request, frozen=True, tag=11):
 
 
 LOOKS: Final = frozenset({
-    "browse", "extend", "depth", "counts", "exists", "find", "newer", "newest", "destinations", "subscriptions_of",
-    "subscriptions", "body_file", "bodies_end", "map_get", "map_count", "map_items",
-    "map_wait", "recover", "in_doubt", "heuristics", "decisions_damage", "events", "stats", "configuration",
-    "usage_stats", "option", "bytes_of", "overview", "sessions", "explain", "dead_letters",
+    "browse", "extend", "depth", "counts", "exists", "find", "newer", "newest", "destinations",
+    "subscriptions_of", "subscriptions", "body_file", "bodies_end", "map_get", "map_get_many", "map_count",
+    "map_items", "map_keys", "map_wait", "recover", "in_doubt", "heuristics", "decisions_damage", "events",
+    "stats", "configuration", "usage_stats", "option", "bytes_of", "overview", "sessions", "explain",
+    "dead_letters",
 })  # fmt: skip
 """The calls that change nothing that lasts."""
 ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})

@@ -81,6 +81,14 @@ class KeyedContract:
         assert list(store.maps.items(M, "job-", after=there[69])) == [(name, name.encode()) for name in there[70:]]
         assert list(store.maps.items(M, "b")) == [("b", b"other"), ("ba", b"other"), ("bb", b"other")]
         assert [name for name, _ in store.maps.items(M)] == sorted([*there, *KEYS], key=str.encode)
+        for after, before in (("b", "job-0100"), (there[69], there[72]), ("ba", "ä"), ("c", "b"), (None, "b")):
+            inside = [name for name in sorted([*there, *KEYS], key=str.encode)
+                if (after is None or name.encode() > after.encode()) and name.encode() < before.encode()]  # fmt: skip
+            assert list(store.maps.keys(M, "", after, before)) == inside
+            assert [name for name, _ in store.maps.items(M, "", after, before)] == inside
+        wanted = [*there[5:100], "none", "a", there[5], names[0]]
+        values = {**dict.fromkeys(there, b"other"), **{name: name.encode() for name in there}, "a": b"other"}
+        assert list(store.maps.get_many(M, wanted)) == [values.get(name) for name in wanted]
         assert list(store.maps.items(M, "nothing")) == list(store.maps.items(N)) == []
 
     def test_others_write_while_the_keys_are_walked(self, store: Store) -> None:
@@ -113,6 +121,29 @@ class KeyedContract:
         assert contents(store) == {"b": b"2", "c": b"3", "d": b"4"}
         assert store.maps.count(M) == 3  # swept
         assert store.maps.increment(M, "n", 5, clock.now + HOUR) == 5
+        assert_whole(store)
+
+    def test_touch_gives_a_value_another_time(self, clock: Clock, disk: Disk, place: str) -> None:
+        store = disk.create()
+        soon, later = clock.now + HOUR, clock.now + 2 * HOUR
+        for name in ("longer", "shorter", "as long", "for ever", "anew"):
+            store.maps.put(M, name, name.encode(), 0 if name == "shorter" else soon)
+        assert store.maps.touch(M, "longer", later) and store.maps.touch(M, "shorter", soon)
+        assert store.maps.touch(M, "as long", soon) and store.maps.touch(M, "for ever")
+        assert not store.maps.touch(M, "none", later) and not store.maps.touch(N, "longer", later)
+        store.maps.touch(M, "anew", later)
+        store.maps.put(M, "anew", b"2", soon)  # which begins a new time
+        clock.offset_ms += HOUR + 1
+        store = disk.later(store, place)
+        assert contents(store) == {"longer": b"longer", "for ever": b"for ever"}
+        assert list(store.maps.get_many(M, ("anew", "longer", "as long"))) == [None, b"longer", None]
+        assert list(store.maps.keys(M)) == ["for ever", "longer"]
+        assert not store.maps.touch(M, "shorter", later)  # it is over
+        assert undelivered(store) == []
+        clock.offset_ms += HOUR
+        assert contents(store) == {"for ever": b"for ever"}
+        assert undelivered(store) == []
+        assert store.maps.count(M) == 1
         assert_whole(store)
 
     def test_many_that_are_over_go_in_one_sweep(self, clock: Clock, store: Store) -> None:
@@ -230,6 +261,22 @@ class KeyedContract:
         assert store.maps.wait(M, "a", 0) == b"1"
         assert store.stats().waiting == 0
 
+    def test_wait_returns_once_there_is_another_value(self, store: Store) -> None:
+        store.maps.put(M, "a", b"1")
+        assert store.maps.wait(M, "a", None, b"0") == b"1"
+        assert store.maps.wait(M, "a", 0, b"1") is None
+        with Parallel(lambda: store.maps.wait(M, "a", None, b"1")) as waiting:
+            for change in (
+                lambda: store.maps.put(M, "a", b"1"), lambda: store.maps.touch(M, "a", 1 << 50),
+                lambda: store.maps.pop(M, "a"),
+            ):  # fmt: skip
+                eventually(lambda: store.stats().waiting == 1)
+                change()
+                assert waiting.outlives(0.01)
+            store.maps.put(M, "a", b"2")
+            assert waiting.result() == b"2"
+        assert store.stats().waiting == 0
+
     def test_closing_ends_the_wait(self, store: Store) -> None:
         with Parallel(lambda: store.maps.wait(M, "a", None)) as waiting:
             eventually(lambda: store.stats().waiting == 1)
@@ -268,6 +315,8 @@ class KeyedContract:
             store.maps.put(M, "c", b"1")
         with pytest.raises(StoreFullError):
             store.maps.put_if_absent(M, "c", b"1")
+        with pytest.raises(StoreFullError):
+            store.maps.touch(M, "a", 1 << 50)
         store.commit([(M, removal_of("a"))], [])
         store.maps.put(M, "c", b"1")
         assert contents(store) == {"b": b"1", "c": b"1"}
@@ -294,6 +343,8 @@ class KeyedContract:
             lambda: store.maps.get(M, key),
             lambda: store.maps.put(M, key, b""),
             lambda: store.maps.pop(M, key),
+            lambda: store.maps.touch(M, key),
+            lambda: list(store.maps.get_many(M, ["a", key])),
             lambda: put_of(key, b""),
         ):
             with pytest.raises(ValueError, match=r"key|unicode"):
@@ -324,7 +375,7 @@ class KeyedContract:
         names = [f"k{number}" for number in range(12)]
         for step in range(120):
             name, value = rng.choice(names), b"%d" % step
-            match rng.randrange(9):
+            match rng.randrange(10):
                 case 0 | 1 | 2:
                     store.maps.put(M, name, value)
                     model[name] = value
@@ -348,7 +399,10 @@ class KeyedContract:
                     model.pop(gone, None)
                 case 7:
                     assert contents(store) == model
-                case 8 if not disk.volatile and rng.randrange(4) == 0:
+                case 8:
+                    assert store.maps.touch(M, name, (1 << 50) + step) == (name in model)
+                    assert list(store.maps.get_many(M, names)) == list(map(model.get, names))
+                case 9 if not disk.volatile and rng.randrange(4) == 0:
                     store = disk.later(store, rng.choice(["crashed", "closed"]))
         assert contents(store) == model
         assert_whole(store)

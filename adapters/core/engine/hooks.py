@@ -270,13 +270,24 @@ class KeyedValues(Protocol):
     def count(self, destination: Destination) -> int:
         """Return how many keys have a value."""
 
-    def items(
-        self, destination: Destination, prefix: str = "", after: str | None = None
-    ) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys that begin with a prefix, behind `after`, and their values."""
+    def get_many(self, destination: Destination, keys: Iterable[str]) -> Iterator[bytes | None]:
+        """Yield the value of each of these keys, None for one that has none."""
 
-    def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-        """Return the value of a key once it has one; None if it has none in `timeout` seconds."""
+    def items(
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yield the keys that begin with a prefix, behind `after` and before `before`, and their values."""
+
+    def keys(
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> Iterator[str]:
+        """Yield keys as `items` does, without looking at their values."""
+
+    def wait(
+        self, destination: Destination, key: str, timeout: float | None, unless: bytes | None = None
+    ) -> bytes | None:
+        """Return the value of a key once it has one, and another than `unless`; None if it has none in `timeout`
+        seconds."""
 
     def put(
         self, destination: Destination, key: str, value: bytes, expires_at_ms: int = 0, sync: bool | None = None
@@ -301,3 +312,6 @@ class KeyedValues(Protocol):
         self, destination: Destination, key: str, by: int = 1, expires_at_ms: int = 0, sync: bool = False
     ) -> int:
         """Add to the decimal number that a key has; return the sum."""
+
+    def touch(self, destination: Destination, key: str, expires_at_ms: int = 0, sync: bool = False) -> bool:
+        """Give the value of a key another time; return whether there is one."""

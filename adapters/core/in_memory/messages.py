@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Final
@@ -118,11 +118,16 @@ class DestinationMessages:
 
     # Places, as the core knows them
 
-    def keyed(self, name: bytes) -> Place | None:
-        """Return where a key's value is, as KeyedRows has it."""
+    def keyed(self, names: Sequence[bytes]) -> dict[bytes, Place]:
+        """Return where the values of keys are, as KeyedRows has it."""
         assert self.keys is not None
-        seq = self.keys.get(name)
-        return self.row(None, seq, None) if seq is not None else None
+        found = {}
+        for name in names:
+            seq = self.keys.get(name)
+            place = self.row(None, seq, None) if seq is not None else None
+            if place is not None:
+                found[name] = place
+        return found
 
     def keyed_from(self, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
         """Return keys and their values' places, as Backend.keys."""

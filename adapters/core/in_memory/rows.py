@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -202,9 +202,9 @@ class MemoryRows:
     ) -> Place | None:
         return state.own.row(subscription, seq, order) if state.own is not None else None
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Return where a key's value is, as of Backend, and so the next."""
-        return state.own.keyed(name) if state.own is not None else None
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> Mapping[bytes, Place]:
+        """Return where the values of keys are, as of Backend, and so the next."""
+        return state.own.keyed(names) if state.own is not None else {}
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         return state.own.keyed_from(start, limit) if state.own is not None else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..record.place import Place
@@ -73,8 +73,8 @@ class KeyedRows(Protocol):
     """The values of maps in a backend that keeps them: what is put into a map takes the place of what its key had
     before (Table.put). Asked under the store's lock."""
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Return where the value of a map's key is, expired or not; None if there is none."""
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> Mapping[bytes, Place]:
+        """Return where the values of these keys of a map are, expired or not, by key: of those that have one."""
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         """Return the first `limit` keys of a map from `start` on, with their values' places. Keys come in the order of

@@ -764,14 +764,19 @@ class MessageRows:
                 return None
         return self._with_deliveries(state, number, row[0]) if self.counted else row[0]
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        """Return where the value of a key is, as Backend.keyed."""
-        try:
-            seq = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
-        except lmdb.Error as error:
-            self.on_damage(error)
-            raise
-        return None if seq is None else self.row(state, None, KEYED_SEQ.unpack(seq)[0])
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> dict[bytes, Place]:
+        """Return where the values of keys are, as Backend.keyed."""
+        found = {}
+        for name in names:
+            try:
+                seq = self._txn.get(ID.pack(state.number) + name, db=self._keys_db)
+            except lmdb.Error as error:
+                self.on_damage(error)
+                raise
+            place = None if seq is None else self.row(state, None, KEYED_SEQ.unpack(seq)[0])
+            if place is not None:
+                found[name] = place
+        return found
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> list[tuple[bytes, Place]]:
         """Return keys and their values' places, as Backend.keys."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ....adapters.core.record.keys import key_bytes
 from ....policies.names.destination import Destination
+from ..protocol import PAGE
 
 
 class RemoteMaps:
@@ -23,23 +24,43 @@ class RemoteMaps:
         """Return how many keys have a value."""
         return int(self._call("map_count", str(destination)))
 
+    def get_many(self, destination: Destination, keys: Iterable[str]) -> Iterator[bytes | None]:
+        """Yield the values of keys, a page at a time."""
+        left = list(keys)
+        for key in left:
+            key_bytes(key)
+        while left:
+            page = self._call("map_get_many", str(destination), left[:PAGE])
+            del left[: len(page)]
+            yield from page
+
     def items(
-        self, destination: Destination, prefix: str = "", after: str | None = None
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
     ) -> Iterator[tuple[str, bytes]]:
         """Yield keys and values, a page at a time."""
-        while page := self._call("map_items", str(destination), prefix, after):
+        while page := self._call("map_items", str(destination), prefix, after, before):
             for key, body in page:
                 after = key
                 yield key, body
+
+    def keys(
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> Iterator[str]:
+        """Yield keys, a page at a time."""
+        while page := self._call("map_keys", str(destination), prefix, after, before):
+            after = page[-1]
+            yield from page
 
     def get(self, destination: Destination, key: str) -> bytes | None:
         """Return the value of a key."""
         body: bytes | None = self._of_key("get", destination, key)
         return body
 
-    def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-        """Return the value of a key once it has one."""
-        body: bytes | None = self._of_key("wait", destination, key, timeout)
+    def wait(
+        self, destination: Destination, key: str, timeout: float | None, unless: bytes | None = None
+    ) -> bytes | None:
+        """Return the value of a key once it has one, and another than `unless`."""
+        body: bytes | None = self._of_key("wait", destination, key, timeout, unless)
         return body
 
     def put(
@@ -73,3 +94,7 @@ class RemoteMaps:
         """Add to the number of a key."""
         added = str(by) if type(by) is int else by  # of any size
         return int(self._of_key("increment", destination, key, [added], expires_at_ms, sync))
+
+    def touch(self, destination: Destination, key: str, expires_at_ms: int = 0, sync: bool = False) -> bool:
+        """Give the value of a key another time."""
+        return bool(self._of_key("touch", destination, key, expires_at_ms, sync))

@@ -7,10 +7,11 @@ import dataclasses
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +32,8 @@ from ..socket_file import Identity, identity_of
 from ..starting import mark_of
 from .commits import end_vote, store_of_lease
 from .session import PAGE_BYTES, Session, slices
+
+T = TypeVar("T")
 
 Key = SubscriptionKey | None
 
@@ -115,25 +118,48 @@ def _increment(
     )
 
 
-def _items(session: Session, destination: Destination, prefix: str, after: str | None) -> list[Any]:
+def _get_many(session: Session, destination: Destination, keys: list[str]) -> list[bytes | None]:
+    """Return the values of the first of these keys, at least one: a page."""
+    return session.registry.for_held(
+        destination, lambda store: _map_page(store.maps.get_many(destination, keys), lambda one: len(one or b"")),
+        [None] * len(keys),
+    )  # fmt: skip
+
+
+def _items(
+    session: Session, destination: Destination, prefix: str, after: str | None, before: str | None
+) -> list[tuple[str, bytes]]:
     """Return a page of a map's values."""
-
-    def of_store(store: Store) -> list[Any]:
-        page, size = [], 0
-        for key, body in store.maps.items(destination, prefix, after):
-            page.append([key, body])
-            size += len(body)
-            if len(page) >= PAGE or size >= PAGE_BYTES:
-                break
-        return page
-
-    return session.registry.for_held(destination, of_store, [])
+    return session.registry.for_held(
+        destination,
+        lambda store: _map_page(store.maps.items(destination, prefix, after, before), lambda one: len(one[1])), [],
+    )  # fmt: skip
 
 
-def _wait(session: Session, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-    """Return the value of a key as soon as it has one."""
+def _keys(session: Session, destination: Destination, prefix: str, after: str | None, before: str | None) -> list[str]:
+    """Return a page of a map's keys."""
+    return session.registry.for_held(
+        destination, lambda store: list(islice(store.maps.keys(destination, prefix, after, before), PAGE)), []
+    )
+
+
+def _map_page(found: Iterator[T], size_of: Callable[[T], int]) -> list[T]:
+    """Return the first of what is found, until a page is full."""
+    page, size = list[T](), 0
+    for one in found:
+        page.append(one)
+        size += size_of(one)
+        if len(page) >= PAGE or size >= PAGE_BYTES:
+            break
+    return page
+
+
+def _wait(
+    session: Session, destination: Destination, key: str, timeout: float | None, unless: bytes | None
+) -> bytes | None:
+    """Return the value of a key as soon as it has one that is another than `unless`."""
     for left in slices(timeout):
-        body = session.registry.for_store(destination, lambda store: store.maps.wait(destination, key, left))  # noqa: B023
+        body = session.registry.for_store(destination, lambda store: store.maps.wait(destination, key, left, unless))  # noqa: B023
         if body is not None or session.is_over or not session.registry.opened:
             return body
     return None
@@ -285,8 +311,11 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_get": _of_map("get", str, makes=False),
     "map_pop": _of_map("pop", str, bool | None, makes=False),
     "map_count": _of_map("count", makes=False, otherwise=0),
-    "map_items": Called(_items, Destination, str, str | None, is_page=True),
-    "map_wait": Called(_wait, Destination, str, float | None, is_long=True),
+    "map_get_many": Called(_get_many, Destination, list[str], is_page=True),
+    "map_items": Called(_items, Destination, str, str | None, str | None, is_page=True),
+    "map_keys": Called(_keys, Destination, str, str | None, str | None),
+    "map_touch": _of_map("touch", str, int, bool | None, makes=False, otherwise=False),
+    "map_wait": Called(_wait, Destination, str, float | None, bytes | None, is_long=True),
     "map_put": _of_map("put", str, bytes, int, bool | None),
     "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),
     "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),

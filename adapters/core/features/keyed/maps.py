@@ -4,7 +4,8 @@
     store.maps.get(results, "job-1")
 
 V3  What is read is as of some moment in which all that had returned had taken effect. What depends on what is there
-    (`put_if_absent`, `compare_and_set`, `pop`, `increment`) takes effect at once, as if nobody else were there.
+    (`put_if_absent`, `compare_and_set`, `pop`, `increment`, `touch`) takes effect at once, as if nobody else were
+    there.
 V4  A value whose time is over is not there, for everybody at once; its message goes with the next sweep.
 V5  A value lives as long as its map: no duplicate window limits it, and nobody holds it.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar, cast
 
 from .....policies.errors import CorruptionError, DestinationError
 from .....policies.names.destination import Destination, Kind
@@ -30,6 +31,8 @@ from ...state.rows import KeyedRows
 from ...state.sweep import wall_ms
 from ..parts import Parts
 from .keyed import KeyChangedError, Keys, Unchanged
+
+T = TypeVar("T")
 
 PAGE: Final = 64
 """Keys that are looked up together."""
@@ -87,49 +90,90 @@ class Maps(Feature):
         state = self._engine.asked(lambda: self._state(destination))
         return state.count if state is not None else 0
 
+    def get_many(self, destination: Destination, keys: Iterable[str]) -> Iterator[bytes | None]:
+        """Yield the value of each of these keys, None for one that has none. A page of them is held at a time; each is
+        as it was when its page was read."""
+        self._require_map(destination)
+        names = [key_bytes(key) for key in keys]
+        for at in range(0, len(names), PAGE):
+            some = names[at : at + PAGE]
+            page = self._engine.asked(lambda: self._page(destination, lambda state: self._rows.keyed(state, some)))  # noqa: B023
+            found = dict(self._bodies(destination, page[0], list(page[1].items()))) if page is not None else {}
+            yield from map(found.get, map(bytes.decode, some))
+
     def items(
-        self, destination: Destination, prefix: str = "", after: str | None = None
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        """Yield the keys that begin with a prefix, behind `after`, and their values. Keys come in the order of their
-        bytes in UTF-8. A page of them is held at a time; each is as it was when its page was read."""
+        """Yield the keys that begin with a prefix, behind `after` and before `before`, and their values. Keys come in
+        the order of their bytes in UTF-8. A page of them is held at a time; each is as it was when its page was
+        read."""
+        for state, found in self._pages(destination, prefix, after, before):
+            for name, body in self._bodies(destination, state, found):
+                if body is not None:
+                    yield name, body
+
+    def keys(
+        self, destination: Destination, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> Iterator[str]:
+        """Yield keys as `items` does, without looking at their values."""
+        for _, found in self._pages(destination, prefix, after, before):
+            yield from [name.decode() for name, place in found if _lives(place)]
+
+    def _pages(
+        self, destination: Destination, prefix: str, after: str | None, before: str | None
+    ) -> Iterator[tuple[DestinationState, Sequence[tuple[bytes, Place]]]]:
+        """Yield a map's state, and a page of its keys with their values' places, as of `items`."""
         self._require_map(destination)
         first = text_bytes(prefix, "prefix")
         start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
-        engine = self._engine
+        end = None if before is None else text_bytes(before, "before")
         while True:
-            page = engine.asked(lambda: self._page(destination, start))  # noqa: B023
+            page = self._engine.asked(
+                lambda: self._page(destination, lambda state: self._rows.keys(state, start, PAGE))  # noqa: B023
+            )
             if page is None:
                 return
             state, looked = page
-            found = [one for one in looked if one[0].startswith(first)]
-            names, places = [name.decode() for name, _ in found], [place for _, place in found]
-            records = readable(engine, state, places, names)
-            for name, place, record in zip(names, places, records, strict=True):
-                body = body_of(record) if record is not None and _lives(place) else None
-                if record is None:  # it was put anew meanwhile, or is gone, or lost
-                    body = self.get(destination, name)
-                if body is not None:
-                    yield name, body
+            found = [one for one in looked if one[0].startswith(first) and (end is None or one[0] < end)]
+            yield state, found
             if len(found) < PAGE:
                 return
             start = found[-1][0] + b"\0"
 
     def _page(
-        self, destination: Destination, start: bytes
-    ) -> tuple[DestinationState, Sequence[tuple[bytes, Place]]] | None:
-        """Return the state of a map and a page of its keys. With the store's lock held."""
+        self, destination: Destination, look: Callable[[DestinationState], T]
+    ) -> tuple[DestinationState, T] | None:
+        """Return the state of a map, and what is found there; None: there is no such map. With the store's lock
+        held."""
         state = self._state(destination)
-        return (state, self._rows.keys(state, start, PAGE)) if state is not None else None
+        return (state, look(state)) if state is not None else None
 
-    def wait(self, destination: Destination, key: str, timeout: float | None) -> bytes | None:
-        """Return the value of a key once it has one; None if it has none in `timeout` seconds (None: for ever)."""
+    def _bodies(
+        self, destination: Destination, state: DestinationState, found: Sequence[tuple[bytes, Place]]
+    ) -> Iterator[tuple[str, bytes | None]]:
+        """Yield keys with their values, which are at these places; None where there is none any more."""
+        names, places = [name.decode() for name, _ in found], [place for _, place in found]
+        records = readable(self._engine, state, places, names)
+        for name, place, record in zip(names, places, records, strict=True):
+            body = body_of(record) if record is not None and _lives(place) else None
+            if record is None:  # it was put anew meanwhile, or is gone, or lost
+                body = self.get(destination, name)
+            yield name, body
+
+    def wait(
+        self, destination: Destination, key: str, timeout: float | None, unless: bytes | None = None
+    ) -> bytes | None:
+        """Return the value of a key once it has one, and another than `unless`; None if it has none in `timeout`
+        seconds (None: for ever)."""
         engine, name = self._engine, key_bytes(key)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             value = self._look(destination, name).value
             left = None if deadline is None else deadline - time.monotonic()
-            if value is not None or (left is not None and left <= 0):
-                return value.body if value is not None else None
+            if value is not None and value.body != unless:
+                return value.body
+            if left is not None and left <= 0:
+                return None
             state = self._sending.state(destination)
             receiver = Receiver()
             receiver.prepare()
@@ -141,7 +185,7 @@ class Maps(Feature):
                     engine.current()
                     place = self._place(destination, name)
                     stays = engine.catalog.current(state) is state
-                if stays and (place is None or not _lives(place)):
+                if stays and _seq(place) == (_seq(value.place) if value is not None else 0):
                     receiver.wait(left)
                 engine.check()
             finally:
@@ -227,6 +271,15 @@ class Maps(Feature):
         self._change(destination, key, decide, sync)
         return total
 
+    def touch(self, destination: Destination, key: str, expires_at_ms: int = 0, sync: bool = False) -> bool:
+        """Give the value of a key another time, 0: none. Returns whether there is a value. It is put once more, with
+        that time: nothing else in a store's files says when a message expires."""
+
+        def decide(there: Value | None) -> tuple[bytes | None, int] | None:
+            return None if there is None or there.expires_at_ms == expires_at_ms else (there.body, expires_at_ms)
+
+        return self._change(destination, key, decide, sync) is not None
+
     def _change(
         self,
         destination: Destination,
@@ -281,7 +334,7 @@ class Maps(Feature):
                 if written is not None and written.number > engine.applied:
                     value = self._written(written.send)
                     return _Look(state, value, number)
-                place = self._rows.keyed(state, name) if state is not None else None
+                place = self._rows.keyed(state, [name]).get(name) if state is not None else None
             if place is None or state is None or not _lives(place):
                 return _Look(state, None, number)
             try:
@@ -311,7 +364,7 @@ class Maps(Feature):
     def _place(self, destination: Destination, name: bytes) -> Place | None:
         """Return the place of a key's value, with the store's lock held and all that has returned applied."""
         state = self._state(destination)
-        return self._rows.keyed(state, name) if state is not None else None
+        return self._rows.keyed(state, [name]).get(name) if state is not None else None
 
     def _state(self, destination: Destination) -> DestinationState | None:
         """Return a map's state, with the store's lock held and all that has returned applied. Raises MovedError if the
@@ -334,6 +387,12 @@ class Maps(Feature):
 
 def _lives(place: Place) -> bool:
     return not place[EXPIRES] or place[EXPIRES] > wall_ms()
+
+
+def _seq(place: Place | None) -> int:
+    """Return the seq of a value that lives; 0: there is none."""
+    seq: int = 0 if place is None or not _lives(place) else place[SEQ]
+    return seq
 
 
 def _body(value: Value | None) -> bytes | None:

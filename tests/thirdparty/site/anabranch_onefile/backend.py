@@ -288,8 +288,8 @@ class OneFileBackend(WrittenBackend):
         rows = (find(self._now, state, place[1]) for place in places)
         yield from (row.record if row else None for row in rows)
 
-    def keyed(self, state: DestinationState, name: bytes) -> Place | None:
-        return next((place for key, place in self.keys(state, name, 1) if key == name), None)
+    def keyed(self, state: DestinationState, names: Sequence[bytes]) -> dict[bytes, Place]:
+        return {key: place for name in names for key, place in self.keys(state, name, 1) if key == name}
 
     def keys(self, state: DestinationState, start: bytes, limit: int) -> Sequence[tuple[bytes, Place]]:
         rows = self._now.messages.get(state.number, {})
