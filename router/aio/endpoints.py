@@ -263,6 +263,7 @@ class AsyncTransaction(Awaited[Transaction]):
     release = _gathered(Transaction.release)
     put = _gathered(Transaction.put)
     remove = _gathered(Transaction.remove)
+    remove_range = _gathered(Transaction.remove_range)
     subscribe = _gathered(Transaction.subscribe)
     unsubscribe = _gathered(Transaction.unsubscribe)
     commit = _ending(Transaction.commit)

@@ -10,12 +10,14 @@ results.wait("job-1", timeout=5)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+from concurrent.futures import Future
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 
 from ...adapters.core import Store
 from ...adapters.core.messages import plain_body
-from ...adapters.core.record.keys import key_bytes, require_value, text_bytes
+from ...adapters.core.record.keys import key_bytes, range_of, require_value
+from ...adapters.system.background import shared
 from ...policies.errors import DecodeError
 from ...policies.names.destination import Destination
 from .codecs import Codec, encoded
@@ -32,9 +34,29 @@ if TYPE_CHECKING:
 else:
     V = TypeVar("V")
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NUMBERS: Final = "application/json"
 """The content type whose whole numbers are decimal digits."""
+
+
+def _in_background(
+    method: Callable[Concatenate[Map[V], P], R],
+) -> Callable[Concatenate[Map[V], P], Future[R]]:
+    """Return the twin of a method, which does not wait."""
+
+    @wraps(method)
+    def call(self: Map[V], /, *given: P.args, **options: P.kwargs) -> Future[R]:
+        return shared().call(partial(method, self, *given, **options))
+
+    call.__name__ = f"{method.__name__}_nowait"
+    call.__qualname__ = f"{method.__qualname__}_nowait"
+    call.__doc__ = (
+        f"Do as `{method.__name__}`, on a thread of ours, on which the future resolves; it raises what that raises. Of "
+        "calls that are under way at once any may take effect first."
+    )
+    return call
 
 
 class Map(Generic[V]):
@@ -92,10 +114,7 @@ class Map(Generic[V]):
         """Yield the keys that begin with `prefix`, come behind `after` and before `before`, with their values. They
         come in the order of their bytes in UTF-8. Some are looked up at a time, and others may write meanwhile. A key
         that is there all the time comes once, with a value that it had on the way."""
-        text_bytes(prefix, "prefix")
-        for bound, what in ((after, "after"), (before, "before")):
-            if bound is not None:
-                text_bytes(bound, what)
+        range_of(prefix, after, before)  # which says what is wrong with it
         while True:
             with self._registry.attempt(self.destination, self._registry.store_of) as store:
                 found = store.maps.items(self.destination, prefix, after, before) if store is not None else ()
@@ -207,6 +226,17 @@ class Map(Generic[V]):
         """Remove the map with all its values; returns how many there were. Nothing of it is left behind; a store that
         was its own goes with it, if nobody waits there."""
         return self._registry.removal.delete(self.destination)
+
+    # Without waiting
+
+    get_nowait = _in_background(get)
+    get_many_nowait = _in_background(get_many)
+    put_nowait = _in_background(put)
+    put_if_absent_nowait = _in_background(put_if_absent)
+    compare_and_set_nowait = _in_background(compare_and_set)
+    pop_nowait = _in_background(pop)
+    increment_nowait = _in_background(increment)
+    touch_nowait = _in_background(touch)
 
     # Its store, and its codec
 

@@ -36,7 +36,7 @@ from ...adapters.core.messages import (
     T,
     checked,
 )
-from ...adapters.core.record.keys import put_of, removal_of
+from ...adapters.core.record.keys import put_of, range_of, removal_of
 from ...adapters.core.service.failures import failure_of
 from ...adapters.core.service.subscriptions import require_same
 from ...adapters.core.store_types import Change, Subscription
@@ -239,6 +239,22 @@ class Transaction:
     def remove(self, map: Map[Any] | Address, key: str) -> None:
         """Remove a key of a map at commit, if it has a value by then. Otherwise as `put`."""
         self._send((_map_of(map),), removal_of(key))
+
+    def remove_range(
+        self, map: Map[Any] | Address, prefix: str = "", after: str | None = None, before: str | None = None
+    ) -> int:
+        """Remove at commit the keys of a map that begin with `prefix`, come behind `after` and before `before`. These
+        are the ones that have a value now, or are put by this transaction before; one that another puts later stays.
+        Returns how many they are: each is an operation of the transaction. Otherwise as `put`."""
+        with self._lock:
+            self._require_active()
+        destination, within = _map_of(map), range_of(prefix, after, before)
+        there = self._registry.for_held(
+            destination, lambda store: list(store.maps.keys(destination, prefix, after, before)), []
+        )
+        with self._lock:
+            self._require_active()
+            return self._operations.remove_range(destination, there, within, self._registry)
 
     def ack(self, message: Message[Any]) -> None:
         """Ack a leased message at commit; on rollback it is free again, at its old place.

@@ -6,13 +6,15 @@ operation, or nothing. Only the end of the transaction gives the participants, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.messages import LargeBody, Message, Outgoing, Reason, Receipt
+from ...adapters.core.record.encoding import REMOVAL
+from ...adapters.core.record.keys import KeyRange, removal_of
 from ...adapters.core.store_types import Change
 from ...policies.errors import TransactionError
 from ...policies.names.destination import Destination
@@ -124,6 +126,20 @@ class Operations:
         elif participant.store is not store and not self.has_acks:
             participant.store = store  # opened again since
         return participant
+
+    def remove_range(self, map: Destination, there: Iterable[str], within: KeyRange, registry: StoreRegistry) -> int:
+        """Add the removals of the keys of a map that are `there`, and of those of a range that are put here before;
+        less those that are removed here already. Returns how many these are. Raises as `send`."""
+        sent = [one.sent[1] for one in self._all if type(one) is Send and one.sent[0] == map]
+        put = {str(message.message_id): message.expires_at_ms != REMOVAL for message in sent}
+        keys = [key for key in there if put.get(key, True)]
+        keys += [key for key in put.keys() - set(keys) if put[key] and within.holds(key.encode())]
+        if keys:
+            participant = self._participant(registry.store_to_be(map), map)
+            if len(self._all) + len(keys) > self._most:
+                self._refuse(len(keys), 0)
+            self._all.extend([Send(participant, (map, removal_of(key))) for key in keys])
+        return len(keys)
 
     def change(self, change: Change, registry: StoreRegistry) -> None:
         """Add the begin or the end of a subscription. Raises what `store_for` raises, and TransactionError at a

@@ -38,6 +38,7 @@ CHANGES: dict[str, tuple[Change, Callable[[bytes, bytes], bytes | None]]] = {
     "put": (lambda values, new: values.put("key", new), lambda old, new: new),
     "pop": (lambda values, new: values.pop("key"), lambda old, new: None),
     "compare": (lambda values, new: values.compare_and_set("key", values.get("key"), new), lambda old, new: new),
+    "touch": (lambda values, new: values.touch("key", 1e6), lambda old, new: old),
     "increment": (lambda values, new: values.increment("key", 1000), lambda old, new: b"%d" % (int(old) + 1000)),
 }
 
@@ -75,7 +76,7 @@ def test_a_transaction_puts_and_removes_all_or_nothing(values: anabranch.Map[byt
 
         def run() -> None:
             with router.transaction() as tx:
-                tx.remove(values, "a")
+                tx.remove_range(values, before="b")
                 tx.put(values, "b", b"new")
 
         return run

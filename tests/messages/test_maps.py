@@ -55,6 +55,80 @@ def test_the_calls_of_a_map(router: anabranch.Router) -> None:
     assert (results.get("a"), router.destinations()) == (None, [])
 
 
+def test_many_keys_and_ranges_of_them(router: anabranch.Router) -> None:
+    plain, results = router.map("results"), router.map("results", codec="json")
+    assert (results.get_many(["a"]), list(results.items("", "a", "b")), results.touch("a", 1.0)) == ({}, [], False)
+    names = [f"job-{number:03}" for number in range(300)]
+    with router.transaction() as tx:
+        for name in names:
+            tx.put(results, name, [name])
+    plain.put("bad", b"{bad")
+    assert list(results.get_many([names[299], "none", *names, names[0]]).items())[:2] == [
+        (names[299], [names[299]]), (names[0], [names[0]]),
+    ]  # fmt: skip
+    assert list(results.get_many(iter(names)).values()) == [[name] for name in names]
+    assert [key for key, _ in results.items("job-", "job-009", "job-290")] == names[10:290]
+    with pytest.raises(DecodeError, match="'bad' in map://results"):
+        results.get_many(["bad"])
+    with pytest.raises(TypeError, match="several keys, not one str: 'bad'"):
+        results.get_many("bad")
+    for keys in (["a", ""], ["a", 1]):
+        with pytest.raises((TypeError, ValueError), match="key"):
+            results.get_many(keys)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="before of a map is a str"):
+        next(results.items(before=7))  # type: ignore[arg-type]
+    assert results.touch("bad", 1e6) and results.touch("bad")
+    plain.put("b", b"[1, 2]")
+    assert results.wait("b", 0.01, "over", unless=[1, 2]) == "over"
+    with Parallel(lambda: results.wait("b", None, unless=[1, 2])) as waiting:
+        eventually(lambda: sum(store.waiting for store in router.stats().stores.values()) == 1)
+        plain.put("b", b"[1,  2]")  # the same
+        assert waiting.outlives(0.01)
+        results.put("b", [1, 3])
+        assert waiting.result() == [1, 3]
+
+
+def test_a_transaction_removes_a_range(router: anabranch.Router) -> None:
+    results, other = router.map("results"), router.map("other.results")
+    for name in ("a", "b1", "b2", "b3", "c"):
+        results.put(name, b"0")
+        other.put(name, b"0")
+    with router.transaction() as tx:  # over two stores
+        tx.put(results, "b4", b"1")
+        tx.remove(results, "b1")
+        assert (tx.remove_range(results, "b"), tx.remove_range("results", "b")) == (3, 0)
+        tx.put(results, "b2", b"2")
+        savepoint = tx.savepoint()
+        assert tx.remove_range(other) == 5
+        savepoint.rollback()
+        assert tx.remove_range(other, after="a", before="b3") == 2
+        assert tx.remove_range("map://none") == 0
+        results.put("b5", b"another's")
+        assert results.count() == 6
+    assert dict(results.items()) == {"a": b"0", "b2": b"2", "b5": b"another's", "c": b"0"}
+    assert list(dict(other.items())) == ["a", "b3", "c"]
+    with pytest.raises(ZeroDivisionError), router.transaction() as tx:
+        assert tx.remove_range(results) == 4
+        raise ZeroDivisionError
+    assert results.count() == 4
+    with pytest.raises(TypeError, match="prefix of a map is a str"):
+        router.transaction().remove_range(results, 1)  # type: ignore[arg-type]
+
+
+def test_calls_that_do_not_wait(router: anabranch.Router) -> None:
+    results = router.map("results")
+    puts = [results.put_nowait(str(number), b"%d" % number) for number in range(20)]
+    assert [put.result() for put in puts] == [None] * 20
+    assert results.put_if_absent_nowait("0", b"1").result() is False
+    assert results.compare_and_set_nowait("0", b"0", b"5").result() is True
+    assert results.increment_nowait("0", by=2).result() == 7
+    assert results.touch_nowait("0", 1e6).result() is True
+    assert results.get_many_nowait(["0", "none"]).result() == {"0": b"7"}
+    assert (results.pop_nowait("0").result(), results.get_nowait("0", b"none").result()) == (b"7", b"none")
+    with pytest.raises(ValueError, match="1 to 480"):
+        results.put_nowait("", b"").result()
+
+
 def test_a_message_and_its_result_change_together(router: anabranch.Router) -> None:
     jobs, results = router.queue("other.jobs"), router.map("results")
     assert results.put_if_absent("job-2", b"waits")
@@ -195,6 +269,8 @@ def test_a_transaction_has_its_limits(tmp_path: Path) -> None:
         tx.remove("m", "b")
         with pytest.raises(TransactionError, match="max_operations"):
             tx.put("m", "c", b"1")
+        with pytest.raises(TransactionError, match="would hold 3 operations"):
+            tx.remove_range("m")  # what it puts itself
         tx.commit()
         assert dict(router.map("m").items()) == {"a": b"1"}
 

@@ -143,6 +143,14 @@ def test_topics_maps_patterns_and_transactions(striking: Striking) -> None:
         assert (transaction.state, len(transaction.receipts)) == ("committed", 2)
         assert await found.get("k") == [1] and await found.wait("k") == [1]
         assert await found.put_if_absent("k", 2) is False and await found.compare_and_set("k", [1], 3)
+        assert await found.touch("k", 1e6) and await found.get_many(["k", "none"]) == {"k": 3}
+        assert await found.wait("k", 0.01, "same", unless=3) == "same"
+        waiting = asyncio.ensure_future(router.map("w").wait("k", unless=b"1"))
+        await router.map("w").put("k", b"1")
+        async with router.transaction() as transaction:
+            await transaction.put("w", "k", b"2")
+            assert await transaction.remove_range("w", before="k") == 0
+        assert await waiting == b"2" and await router.map("w").delete() == 1
         await router.map("n").increment("n", 5)
         assert [one async for one in found.items()] == [("k", 3)] and await found.pop("k") == 3
         with pytest.raises(ValueError, match="no"):

@@ -181,6 +181,21 @@ def _value(router: Router, given: Any, result: Any, value: bytes = b"new") -> No
     assert router.map("m").get("k") == value
 
 
+def _touched(router: Router, given: Any, result: Any) -> None:
+    assert result is True and router.map("m").get("k") == b"old"
+
+
+def _range_removed(router: Router, message: anabranch.Message[bytes]) -> None:
+    with router.transaction() as transaction:
+        transaction.ack(message)
+        assert transaction.remove_range("m", "k") == 1
+
+
+def _acked_twice_and_removed(router: Router, message: anabranch.Message[bytes], result: Any) -> None:
+    assert router.map("m").count() == 0
+    _acked_twice(router, message, result)
+
+
 def _with_value(router: Router) -> None:
     router.map("m").put("k", b"old")
 
@@ -277,6 +292,17 @@ CASES = {
     "compare_and_set": Case(
         Op.CALL, lambda router, _: router.map("m").compare_and_set("k", b"old", b"new"), _value, _with_value,
         "map_compare_and_set", once=True,
+    ),
+    "touch": Case(
+        Op.CALL, lambda router, _: router.map("m").touch("k", 1e6), _touched, _with_value, "map_touch"
+    ),
+    "remove_range": Case(
+        Op.COMMIT, lambda router, message: _range_removed(router, message), _acked_twice_and_removed,
+        lambda router: (_with_value(router), _holding(router))[1],
+    ),
+    "put_nowait": Case(
+        Op.CALL, lambda router, _: router.map("m").put_nowait("k", b"new").result(PATIENCE), _value, _with_value,
+        "map_put",
     ),
     "subscribe": Case(Op.CALL, lambda router, _: router.topic("t").subscribe("s"), _subscribed, name="subscribe"),
     "purge": Case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..messages import DEFAULT_PRIORITY, Outgoing, checked, encoded_text
 from .encoding import REMOVAL
@@ -47,3 +47,26 @@ def text_bytes(text: str, what: str) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"{'a key' if what == 'key' else what} of a map is a str, not {type(text).__name__}: {text!r}")
     return encoded_text(text, what)
+
+
+class KeyRange(NamedTuple):
+    """A range of a map's keys, in the order of their bytes."""
+
+    prefix: bytes
+    """All begin so."""
+    start: bytes
+    """The first that may be in it."""
+    end: bytes | None
+    """None of it is so high, or higher; None: there is no end."""
+
+    def holds(self, name: bytes) -> bool:
+        """Return whether a key is in it."""
+        return name >= self.start and name.startswith(self.prefix) and (self.end is None or name < self.end)
+
+
+def range_of(prefix: str, after: str | None, before: str | None) -> KeyRange:
+    """Return the range of the keys with this prefix, behind one key and before another. Raises TypeError and
+    ValueError."""
+    first = text_bytes(prefix, "prefix")
+    start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
+    return KeyRange(first, start, None if before is None else text_bytes(before, "before"))

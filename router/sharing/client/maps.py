@@ -60,7 +60,7 @@ class RemoteMaps:
         self, destination: Destination, key: str, timeout: float | None, unless: bytes | None = None
     ) -> bytes | None:
         """Return the value of a key once it has one, and another than `unless`."""
-        body: bytes | None = self._of_key("wait", destination, key, timeout, unless)
+        body: bytes | None = self._of_key("wait", destination, key, unless, timeout)
         return body
 
     def put(

@@ -155,7 +155,7 @@ def _map_page(found: Iterator[T], size_of: Callable[[T], int]) -> list[T]:
 
 
 def _wait(
-    session: Session, destination: Destination, key: str, timeout: float | None, unless: bytes | None
+    session: Session, destination: Destination, key: str, unless: bytes | None, timeout: float | None
 ) -> bytes | None:
     """Return the value of a key as soon as it has one that is another than `unless`."""
     for left in slices(timeout):
@@ -315,7 +315,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_items": Called(_items, Destination, str, str | None, str | None, is_page=True),
     "map_keys": Called(_keys, Destination, str, str | None, str | None),
     "map_touch": _of_map("touch", str, int, bool | None, makes=False, otherwise=False),
-    "map_wait": Called(_wait, Destination, str, float | None, bytes | None, is_long=True),
+    "map_wait": Called(_wait, Destination, str, bytes | None, float | None, is_long=True),
     "map_put": _of_map("put", str, bytes, int, bool | None),
     "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),
     "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),

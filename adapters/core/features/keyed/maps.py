@@ -23,7 +23,7 @@ from ...engine.hooks import Feature
 from ...messages import DEFAULT_PRIORITY, Outgoing
 from ...operations.changes import Ack, Change, Send, acks_of
 from ...record.encoding import body_of
-from ...record.keys import key_bytes, text_bytes
+from ...record.keys import key_bytes, range_of
 from ...record.place import EXPIRES, OWN, SEQ, Place
 from ...service.damaged import lose, readable
 from ...state.leases import DestinationState, Receiver
@@ -124,9 +124,8 @@ class Maps(Feature):
     ) -> Iterator[tuple[DestinationState, Sequence[tuple[bytes, Place]]]]:
         """Yield a map's state, and a page of its keys with their values' places, as of `items`."""
         self._require_map(destination)
-        first = text_bytes(prefix, "prefix")
-        start = first if after is None else max(first, text_bytes(after, "after") + b"\0")
-        end = None if before is None else text_bytes(before, "before")
+        within = range_of(prefix, after, before)
+        start = within.start
         while True:
             page = self._engine.asked(
                 lambda: self._page(destination, lambda state: self._rows.keys(state, start, PAGE))  # noqa: B023
@@ -134,7 +133,7 @@ class Maps(Feature):
             if page is None:
                 return
             state, looked = page
-            found = [one for one in looked if one[0].startswith(first) and (end is None or one[0] < end)]
+            found = [one for one in looked if within.holds(one[0])]
             yield state, found
             if len(found) < PAGE:
                 return
