@@ -108,7 +108,8 @@ class Map(Generic[V]):
         def look(store: Store) -> list[tuple[str, bytes | None]]:
             return list(zip(names, store.maps.get_many(self.destination, names), strict=True))
 
-        return {key: self._decoded(key, body) for key, body in self._held(look, []) if body is not None}
+        found: list[tuple[str, bytes | None]] = self._held(look, [])
+        return {key: self._decoded(key, body) for key, body in found if body is not None}
 
     def items(self, prefix: str = "", after: str | None = None, before: str | None = None) -> Iterator[tuple[str, V]]:
         """Yield the keys that begin with `prefix`, come behind `after` and before `before`, with their values. They

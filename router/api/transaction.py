@@ -249,7 +249,7 @@ class Transaction:
         with self._lock:
             self._require_active()
         destination, within = _map_of(map), range_of(prefix, after, before)
-        there = self._registry.for_held(
+        there: list[str] = self._registry.for_held(
             destination, lambda store: list(store.maps.keys(destination, prefix, after, before)), []
         )
         with self._lock:

@@ -181,6 +181,11 @@ def _value(router: Router, given: Any, result: Any, value: bytes = b"new") -> No
     assert router.map("m").get("k") == value
 
 
+def _holding_with_value(router: Router) -> anabranch.Message[bytes]:
+    _with_value(router)
+    return _holding(router)
+
+
 def _touched(router: Router, given: Any, result: Any) -> None:
     assert result is True and router.map("m").get("k") == b"old"
 
@@ -298,7 +303,7 @@ CASES = {
     ),
     "remove_range": Case(
         Op.COMMIT, lambda router, message: _range_removed(router, message), _acked_twice_and_removed,
-        lambda router: (_with_value(router), _holding(router))[1],
+        _holding_with_value,
     ),
     "put_nowait": Case(
         Op.CALL, lambda router, _: router.map("m").put_nowait("k", b"new").result(PATIENCE), _value, _with_value,

@@ -302,8 +302,8 @@ class LiveCopy:
         held."""
         assert self._seqs is not None
         rows = self._to.backend
-        name, keeps = change.name, state.declared and isinstance(rows, KeyedRows)
-        place = rows.keyed(state, [name]).get(name) if keeps else None
+        there = rows.keyed(state, [change.name]) if state.declared and isinstance(rows, KeyedRows) else {}
+        place = there.get(change.name)
         copied = self._seqs.between(1, change.seq - 1)
         return place[SEQ] if place is not None and copied is not None and place[SEQ] <= copied[1] else 0
 
