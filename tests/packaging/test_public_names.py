@@ -37,7 +37,11 @@ NAMES = {
     "KindOptions": "journal kind memory options sql",
     "LargeBody": "open size",
     "Listener": "add_credit close",
-    "Map": "compare_and_set count declare delete destination get increment items pop put put_if_absent wait",
+    "Map": (
+        "compare_and_set compare_and_set_nowait count declare delete destination get get_many get_many_nowait "
+        "get_nowait increment increment_nowait items pop pop_nowait put put_if_absent put_if_absent_nowait put_nowait "
+        "touch touch_nowait wait"
+    ),
     "Match": "pattern reason target",
     "Message": (
         "ack ack_nowait body content deliveries destination expires_at_ms extend group headers is_large leased "
@@ -93,8 +97,8 @@ NAMES = {
         "browse dead_letters declare delete depth destination send send_many send_nowait subscribe subscriptions"
     ),
     "Transaction": (
-        "ack commit commit_nowait is_empty prepare put release remove rollback savepoint send state subscribe "
-        "unsubscribe vote"
+        "ack commit commit_nowait is_empty prepare put release remove remove_range rollback savepoint send state "
+        "subscribe unsubscribe vote"
     ),
     "UsageStats": "failed lost recorded",
     "WhenFull": "BLOCK DROP_NEW DROP_OLD FAIL",

@@ -50,8 +50,9 @@ class Backend(KeyValueStoreBackend):
 
     def mget(self, keys: Iterable[str]) -> list[bytes | None]:
         """Return what was stored under each key."""
-        results = self._results
-        return [results.get(key) for key in keys]
+        names = list(keys)
+        found = self._results.get_many(names)
+        return [found.get(key) for key in names]
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value. Raises EncodeError for one that is too large: Celery makes it the result, a failure."""
@@ -75,9 +76,7 @@ class Backend(KeyValueStoreBackend):
     def expire(self, key: str, value: int) -> None:
         """Give a key another time than `set` did."""
         if value != self.expires and not key.startswith(self.chord_keyprefix):
-            body = self._results.get(key)
-            if body is not None:
-                self._results.compare_and_set(key, body, body, ttl=value or None)
+            self._results.touch(key, value or None)
 
     def wait_for(
         self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,

@@ -185,11 +185,7 @@ class AnabranchStorage(BaseStorage):
         return self.due.receive_many(max(self.due.counts().ready, 1))
 
     def _until(self, ts: datetime) -> Iterator[tuple[str, bytes]]:
-        end = _sorted_as_times(ts) + "."  # which sorts behind the hyphen
-        for key, data in self.schedule.items():
-            if key >= end:
-                return
-            yield key, data
+        return self.schedule.items(before=_sorted_as_times(ts) + ".")  # which sorts behind the hyphen
 
     def schedule_size(self) -> int:
         """Count the tasks that wait for their time."""
