@@ -125,6 +125,9 @@ class Router:
     thread (rule G3, reentry.py).
     """
 
+    _held: Callable[[], None] | None = None
+    """Closes a router that several parts of the process hold, once the last one has let go of it (held_routers.py)."""
+
     @staticmethod
     def _let_in(router: Router, registry: StoreRegistry) -> Others | None:
         """Make the way in for other processes. Replaced by the room of those, which stands on this one (opening.py)."""
@@ -239,7 +242,7 @@ class Router:
         RuntimeError, having done nothing, in a signal handler that interrupted a call of its own thread (rule G3)."""
         if not self._registry.forked:
             refuse_in_handler("close")
-        self._close()
+        (self._held or self._close)()
 
     def _close(self) -> None:
         if self._registry.forked:

@@ -144,10 +144,14 @@ Progress = Callable[[str, int, int], None]
 
 
 class Listener(Protocol):
-    """The result of `listen`. Threads: all; both may be called from the callback. Neither waits for the disk."""
+    """The result of `listen`. Threads: all; its methods may be called from the callback. None waits for the disk."""
 
     def add_credit(self, more: int) -> None:
         """Ask for so many more messages than were asked for so far. Raises TypeError, ValueError."""
+
+    def withdraw_credit(self, most: int) -> int:
+        """Take back up to so much credit for which no message was leased yet; returns how much it was. A message that
+        is on its way to the callback still comes. 0 once the listener has ended. Raises TypeError, ValueError."""
 
     def close(self) -> bool:
         """End it: no callback begins once this has returned. Returns whether one runs, in whatever thread, with a

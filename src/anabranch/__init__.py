@@ -72,6 +72,7 @@ from .router.events import (
     StoreFailed,
     StoreOpened,
 )
+from .router.held_routers import shared
 from .router.hosts.dbapi import Connection, ProgrammingError
 from .router.migration.plan import Move
 from .router.migration.repartition import Repartitioned
@@ -194,6 +195,7 @@ __all__ = [
     "WhenFull",
     "Xid",
     "accelerated",
+    "shared",
 ]
 """The names that `from anabranch import *` brings: all that is public but `open`, which would hide Python's own."""
 

@@ -11,6 +11,7 @@ from anabranch.adapters.core import Store
 from .ages import AgesContract
 from .changing import ChangingContract
 from .counting import CountingContract
+from .crediting import CreditingContract
 from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import ExpiringContract
@@ -70,6 +71,7 @@ class StoreContract(
     OrderingContract,
     ExpiringContract,
     ChangingContract,
+    CreditingContract,
     SequencesContract,
     GroupingContract,
     HostingContract,

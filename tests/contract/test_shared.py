@@ -17,6 +17,7 @@ from ..sql.server import PostgresServer
 from ..sql.shared import SharedTables, TwoRouters
 from .changing import ChangingContract
 from .counting import CountingContract
+from .crediting import CreditingContract
 from .deliveries import DeliveriesContract
 from .disk import PLACES, Disk
 from .expiring import Clock, ExpiringContract, GoingClock, going_by
@@ -138,7 +139,7 @@ class MovedLeases(Lasting):
 class TestShared(
     SendingContract, ReceivingContract, SettlingContract, DeliveriesContract, CountingContract, LeasingContract,
     RemovingContract, PreparingContract, LifecycleContract, ThreadsContract, ExpiringContract,
-    GroupingContract, TopicsContract, ChangingContract,
+    GroupingContract, TopicsContract, ChangingContract, CreditingContract,
 ):  # fmt: skip
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "place" in metafunc.fixturenames:

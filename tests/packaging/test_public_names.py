@@ -36,7 +36,7 @@ NAMES = {
     "Kind": "MAP QUEUE TOPIC scheme",
     "KindOptions": "journal kind memory options sql",
     "LargeBody": "open size",
-    "Listener": "add_credit close",
+    "Listener": "add_credit close withdraw_credit",
     "Map": (
         "compare_and_set compare_and_set_nowait count declare delete destination get get_many get_many_nowait "
         "get_nowait increment increment_nowait items pop pop_nowait put put_if_absent put_if_absent_nowait put_nowait "

@@ -692,6 +692,23 @@ def test_a_listener_holds_no_more_than_its_credit(striking: Striking, op: Op, mo
         assert other.queue("q").depth() == 6
 
 
+@pytest.mark.parametrize(("moment", "cuts"), [("before", True), ("written", False), ("answered", False)])
+def test_credit_is_withdrawn_once(striking: Striking, moment: str, cuts: bool) -> None:
+    """Whichever owner takes it back: the next one is told of what is left."""
+    stores(striking, "journal")
+    taken: Queue[anabranch.Message[bytes]] = Queue()
+    with striking.client() as router:
+        queue = router.queue("q")
+        listener = queue.listen(taken.put, credit=5)
+        striking.aim(moment, Op.CALL, "withdraw_credit", cuts=cuts)
+        assert listener.withdraw_credit(3) == 3
+        router.destinations()
+        queue.send_many([b"1", b"2", b"3"])
+        for body in (b"1", b"2"):
+            assert taken.get(timeout=PATIENCE).body == body
+        assert (listener.withdraw_credit(1), take(queue).body, taken.empty()) == (0, b"3", True)
+
+
 def test_a_listener_that_the_next_owner_refuses_is_told(striking: Striking) -> None:
     """Its subscription was removed while its process was stopped, and the owner died."""
     stores(striking, "journal")

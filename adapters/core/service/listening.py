@@ -46,6 +46,7 @@ class Listener(Receiver):
         "_receiving",
         "_run_by",
         "_seconds",
+        "_stands",
         "_work",
     )  # fmt: skip
 
@@ -67,6 +68,8 @@ class Listener(Receiver):
         self._seconds = seconds
         self._credit = credit
         """How many messages it still wants. Belongs to the store's lock."""
+        self._stands = False
+        """True once it has entered the line: a lease that it was given there is not taken off the credit yet."""
         self._work = threading.Lock()
         self._gate = threading.RLock()  # a signal handler may come back to it in the same thread
         self._due = False
@@ -99,6 +102,25 @@ class Listener(Receiver):
                 if receiving is self._receiving:
                     self._credit += more
         self.wake()
+
+    def withdraw_credit(self, most: int) -> int:
+        """Take back credit, as the contract says."""
+        require_credit(most)
+        if self._ended or self._receiving.engine.forked:
+            return 0
+        receiving: Receiving | None = None
+        taken = 0
+        while receiving is not self._receiving:  # it may just be on its way to another store
+            receiving = self._receiving
+            with receiving.engine.lock:
+                if receiving is self._receiving:
+                    used = self._stands and self.lease is not None
+                    taken = min(most, self._credit - used)
+                    self._credit -= taken
+                    if not self._credit:
+                        self._channel.receivers.pop(self, None)
+                        self._channel.wake()  # who stands behind it may have been about to hear of a message
+        return taken
 
     def move(self, receiving: Receiving, channel: Channel) -> None:
         """Move to another store, where the destination is from now on; nobody hears of it."""
@@ -155,7 +177,8 @@ class Listener(Receiver):
         with old.lock:
             if self.lease is not None:
                 self.lease = None
-                self._credit += 1
+                self._credit += not self._stands
+                self._stands = False
             if self._home is not None:
                 self._channel.receivers.pop(self, None)
                 self._channel.listeners.pop(self, None)
@@ -189,6 +212,7 @@ class Listener(Receiver):
             channel = self._channel
             if self.lease is None and self._credit > 0 and not self._ended and engine.lease_in_line(channel, self):
                 self._credit -= 1
+                self._stands = False
                 return self.lease
             engine.current()
             if engine.sequencer.gates and self.lease is None:
@@ -200,11 +224,13 @@ class Listener(Receiver):
             if channel.state.removed and self.lease is None:
                 channel = self._follow(channel)
             if self.lease is None and self._credit > 0:
+                self._stands = True
                 channel.receivers.setdefault(self)
                 engine.hand_over(channel)
             if self.lease is not None:
                 channel.receivers.pop(self, None)  # Ctrl-C may have struck who gave it
-            self._credit -= self.lease is not None
+                self._credit -= 1
+                self._stands = False
             return self.lease
 
     def _follow(self, removed: Channel) -> Channel:

@@ -57,6 +57,18 @@ class SharedListener:
             self._credit += more
         self.wake()
 
+    def withdraw_credit(self, most: int) -> int:
+        """Take back credit, as the contract says: once it is known what of it a look at the database has used."""
+        require_credit(most)
+        with self._looking:
+            with self._lock:
+                taken = 0 if self.is_over else min(most, self._credit)
+                self._credit -= taken
+                leaves = taken and not self._credit
+            if leaves:
+                self._store.left(self, self._number, more=True)
+        return taken
+
     def close(self) -> bool:
         """End it; returns whether a callback runs."""
         with self._lock:
@@ -79,25 +91,27 @@ class SharedListener:
                     return
                 message = self._messages.popleft() if self._messages else None
                 if message is None:
-                    self._again, credit = False, min(self._credit, PAGE)
+                    self._again, looks = False, self._credit > 0
                 else:
                     self._calling = True
                     note_received(message)
             if message is not None:
                 self._call(message)
-            elif credit:
+            elif looks:
                 try:
-                    self._look(credit)
+                    self._look()
                 except AnabranchError as error:
                     self._end(error)
             del message
 
-    def _look(self, credit: int) -> None:
+    def _look(self) -> None:
         store = self._store
-        asked = self._destination, credit, self._seconds, self._subscription
         with self._looking:
-            if self.is_over:
+            with self._lock:
+                credit = min(self._credit, PAGE)
+            if self.is_over or not credit:
                 return
+            asked = self._destination, credit, self._seconds, self._subscription
             messages: list[Message[Any]] = store.take(*asked)
             if not messages:
                 store.waiting.leave(self._number, self)  # a subscription may have ended, and begun anew

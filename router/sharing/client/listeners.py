@@ -18,7 +18,7 @@ from ....adapters.core.service.listening import require_credit
 from ....adapters.core.store_types import SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
-from ..protocol import Credit, Listen, Request, Unlisten
+from ..protocol import Call, Credit, Listen, Request, Unlisten
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,10 @@ class Listeners:
         """Return the seconds for which a listener's messages are leased."""
         listener = self._listeners.get(number)
         return None if listener is None else listener.lease
+
+    def has(self, number: int) -> bool:
+        """Return whether there is such a listener still."""
+        return number in self._listeners
 
     def take(self, number: int, messages: list[Message]) -> bool:
         """Give a listener messages; returns False if it is closed meanwhile."""
@@ -126,6 +130,22 @@ class RemoteListener:
             granted = self._granted
         with suppress(ClosedError):
             self._listeners.ask(Credit(self._begin.listener, granted))
+
+    def withdraw_credit(self, most: int) -> int:
+        """Take back what the owner has not used, as Listener.withdraw_credit."""
+        require_credit(most)
+        request, taken = Call("withdraw_credit", (self._begin.listener, most)), None
+        with suppress(ClosedError):
+            # An owner that has just come may be asked before it is told of the listener, and knows none.
+            while taken is None and not self._over and self._listeners.has(self._begin.listener):
+                taken = self._listeners.ask(request, self._withdrawn, self._withdrawn)
+        return taken or 0
+
+    def _withdrawn(self, taken: int | None) -> int | None:
+        """Note what the owner has taken off the credit. By the thread that reads: the next owner is not told of it."""
+        with self._lock:
+            self._wanted -= taken or 0
+        return taken
 
     def again(self) -> Listen:
         """Return the request by which it begins at the next owner."""

@@ -43,7 +43,8 @@ class _Destinations:
 class RemoteRegistry:
     """The places of destinations, as clients see them: all are the owner's."""
 
-    records_late = False
+    records_late = forked = False
+    """A forked child is a client of its own, and goes on."""
 
     def __init__(self, config: Config, store: RemoteStore) -> None:
         self.config, self._store = config, store

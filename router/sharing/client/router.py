@@ -25,7 +25,6 @@ from ...api.consumer import require_timeout
 from ...api.endpoint import Endpoint
 from ...api.pattern_consumers import parsed_queues
 from ...api.queue import Queue
-from ...api.reentry import refuse_in_handler
 from ...api.settling import Results, TokenSettler, Way, listed
 from ...events import Event, EventListener, Events
 from ...migration.repartition import Repartitioned
@@ -187,10 +186,8 @@ class SharedRouter(Router):
             )  # fmt: skip
         return self
 
-    def close(self) -> None:
-        """Close the connection. What this client holds is given back. Idempotent. Raises RuntimeError in a signal
-        handler, as Router.close."""
-        refuse_in_handler("close")
+    def _close(self) -> None:
+        """Close the connection. What this client holds is given back."""
         self._registry.opened = False
         self._store.close()
 
