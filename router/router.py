@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
 
 from ..adapters.core import Store
+from ..adapters.core.engine.lease_times import require_seconds as require_lease
 from ..adapters.core.messages import REJECTED, Headers, LargeBody, Message, Readable, Reason, Receipt, T
-from ..adapters.core.store_types import Progress, Settlement, StoreStats, Subscription
+from ..adapters.core.store_types import Listener, Progress, Settlement, StoreStats, Subscription
 from ..adapters.system.acceleration import log_parts
 from ..adapters.system.files import disk_errors
 from ..adapters.system.locking import DirectoryLock
@@ -28,10 +29,12 @@ from ..policies.names.destination import Destination
 from ..policies.text import count_of
 from .api.addresses import Address, map_of, queue_of, resolve, topic_of
 from .api.codecs import Codec, codec_of
-from .api.consumer import Consumer
+from .api.consumer import Consumer, require_callbacks
 from .api.endpoint import Endpoint, SendOptions
 from .api.map import Map
 from .api.pattern_consumers import PatternConsumers
+from .api.pattern_listener import PatternListener
+from .api.patterns import Patterns, decoded
 from .api.queue import Queue
 from .api.reentry import refuse_in_handler
 from .api.settling import TokenSettler, settle_nowait, way_of
@@ -471,6 +474,38 @@ class Router:
         """Yield each message of these queues, leased, one after the other, until none has come for `timeout` seconds
         (None: for ever). Otherwise as `receive`."""
         return iter(self._patterns.receiver(pattern, timeout, lease, codec), None)
+
+    def listen(
+        self,
+        queues: Address | Iterable[Address],
+        on_message: Callable[[Message[Any]], object],
+        credit: int = 1,
+        *,
+        on_end: Callable[[Exception], object] | None = None,
+        lease: float | None = None,
+        codec: str | Codec[Any] | None = None,
+    ) -> Listener:
+        """Call `on_message` with each message of these queues, leased, up to `credit` of them in all. `queues` is a
+        pattern or a queue, or several of them; those that are sent to for the first time later belong to it too.
+
+        Each queue that has messages has its turn, as in `receive`; what else is promised is as in Queue.listen. The
+        stores are opened, and may be closed for being idle meanwhile. One that fails is skipped, and logged: the
+        listener ends when the router is closed. With a `codec` bodies are decoded; without one, those of a queue that
+        is given as an object are, by its own.
+
+        Raises as `receive` and Queue.listen, and ValueError if no queue is named.
+        """
+        self._registry.require_open()
+        require_callbacks(on_message, on_end)
+        if lease is not None:
+            require_lease(lease, "lease")
+        patterns, heard = Patterns.of(queues), decoded(queues, on_message, codec)
+        for pattern in patterns.all:
+            self._registry.routing.require_queues(pattern)
+        return self._listen(patterns, heard, credit, on_end, lease)
+
+    def _listen(self, patterns: Patterns, *how: Any) -> Listener:
+        return PatternListener(self._registry, self._patterns, patterns, *how)
 
     def subscriptions(self) -> list[Subscription]:
         """Return all durable subscriptions, in order of topic, client and name."""

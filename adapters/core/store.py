@@ -592,11 +592,13 @@ class Store:
         limit: int | None = None,
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
+        leased: bool = True,
     ) -> Iterator[Message]:
-        """Look at the messages in order, leased ones too, from the one after `after`: a seq, or a message; with
-        `priorities` a message only (ValueError). Holds no lock between two; a message acked meanwhile is left out, one
+        """Look at the messages in order, without `leased` none that somebody has leased or claimed when it is its turn
+        (of a queue or a subscription), from the one after `after`: a seq, or a message; with `priorities` a message
+        only (ValueError). Holds no lock between two; a message acked meanwhile is left out, one
         sent meanwhile may be seen. Of a topic: what a subscription has yet to ack, or without one all that is held."""
-        return self._receiving.browse(destination, limit, after, subscription)
+        return self._receiving.browse(destination, limit, after, subscription, leased)
 
     # Settling
 

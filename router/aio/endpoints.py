@@ -81,6 +81,13 @@ class _Backlog(Awaited[Any], Generic[T]):
 class _Consumer(_Backlog[T]):
     __slots__ = ()
 
+    def browse(
+        self, limit: int | None = None, after: int | AsyncMessage[Any] = 0, *, leased: bool = True
+    ) -> AsyncIterator[AsyncMessage[T]]:
+        """Look at the messages in order, as Consumer.browse."""
+        behind = after._of if isinstance(after, AsyncMessage) else after
+        return Each(self, lambda: self._of.browse(limit, behind, leased=leased), self._message)
+
     purge = awaited(Consumer.purge)
     counts = awaited(Consumer.counts)
 

@@ -50,6 +50,9 @@ class Backlog(Generic[T]):
         the seq of one where the store has no `priorities`. A topic gives all messages that some subscription has yet to
         ack, a subscription its own. The caller may take long: a store that is closed for being idle meanwhile is opened
         again."""
+        return self._looked_at(limit, after, True)
+
+    def _looked_at(self, limit: int | None, after: int | Message[Any], leased: bool) -> Iterator[Message[T]]:
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
             raise TypeError(f"limit is a number of messages, not {type(limit).__name__}: {limit!r}")
         if not isinstance(after, int | Message) or isinstance(after, bool):
@@ -58,15 +61,15 @@ class Backlog(Generic[T]):
             raise ValueError(f"browse takes a limit of 0 or more, or None for all; not {limit}")
         if self._registry.store_of(self.destination) is None:
             return iter(())
-        found: Iterator[Any] = islice(self._browse(limit, after), limit)
+        found: Iterator[Any] = islice(self._browse(limit, after, leased), limit)
         return found if self._codec is None else map(partial(wrap, self._codec), found)
 
-    def _browse(self, limit: int | None, after: int | Message[Any]) -> Iterator[Message]:
-        last = deque((after,), maxlen=1)
+    def _browse(self, limit: int | None, after: int | Message[Any], leased: bool) -> Iterator[Message]:
+        last, asked = deque((after,), maxlen=1), (self.destination, limit)
         while True:
             with self._registry.attempt(self.destination, partial(self._store_after, last[0])) as store:
                 # Each is noted before it is given: `append` returns None.
-                yield from filterfalse(last.append, store.browse(self.destination, limit, last[0], self._key))
+                yield from filterfalse(last.append, store.browse(*asked, last[0], self._key, leased))
                 return
 
     def _store_after(self, after: int | Message[Any], destination: Destination) -> Store:
@@ -111,6 +114,14 @@ class Consumer(Backlog[T]):
     """Receives messages from a queue or a subscription."""
 
     __slots__ = ()
+
+    def browse(
+        self, limit: int | None = None, after: int | Message[Any] = 0, *, leased: bool = True
+    ) -> Iterator[Message[T]]:
+        """Look at the messages in order without taking them, at most `limit` from the one after `after`, as
+        Backlog.browse; without `leased` only at those that nobody has leased, or claimed in a transaction, when it is
+        their turn. Those that wait for their time are among them."""
+        return self._looked_at(limit, after, leased)
 
     def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message[T] | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).

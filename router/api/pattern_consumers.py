@@ -30,7 +30,7 @@ from ...adapters.core.messages import Message
 from ...adapters.core.service.damaged import is_damage
 from ...adapters.core.service.watching import Watch
 from ...adapters.core.state.gates import MovedError
-from ...policies.errors import AnabranchError, ClosedError, DestinationError, NoRouteError
+from ...policies.errors import AnabranchError, ClosedError, NoRouteError, router_closed
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
 from ..placement.near_names import near_pattern
@@ -38,6 +38,7 @@ from .addresses import Address, queue_of
 from .codecs import Codec, codec_of, wrap_any
 from .consumer import require_timeout
 from .endpoint import Endpoint
+from .patterns import Patterns, parsed_queues
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -65,6 +66,18 @@ class _Place:
         """The last watch that stood in line for it."""
 
 
+class _ToldRing(SimpleQueue["_Place | None"]):
+    """A ring that tells of each place that has come."""
+
+    def __init__(self, on_put: Callable[[], object]) -> None:
+        self._on_put = on_put
+
+    def put(self, place: _Place | None, block: bool = True, timeout: float | None = None) -> None:
+        """Add one."""
+        super().put(place)
+        self._on_put()
+
+
 class PatternConsumer:
     """Receives from the queues of one pattern, in one router. Threads: all.
 
@@ -72,9 +85,13 @@ class PatternConsumer:
     thread struck by Ctrl-C may have lost one: `_lost` says so, and the next thread puts all into the ring.
     """
 
-    def __init__(self, registry: StoreRegistry, pattern: Pattern) -> None:
+    def __init__(
+        self, registry: StoreRegistry, pattern: Pattern | Patterns, on_put: Callable[[], object] | None = None
+    ) -> None:
+        """`on_put` is called when a queue has come in which there may be something, in any thread, within a send too:
+        it must not wait."""
         self._registry, self.pattern = registry, pattern
-        self._ring: SimpleQueue[_Place | None] = SimpleQueue()
+        self._ring: SimpleQueue[_Place | None] = SimpleQueue() if on_put is None else _ToldRing(on_put)
         """None: the router was closed."""
         self._places: dict[Destination, _Place] = {}
         self._dormant: dict[bytes, dict[_Place, None]] = {}
@@ -129,6 +146,14 @@ class PatternConsumer:
     def receive(self, timeout: float | None, lease: float | None) -> Message | None:
         """Return the next message; None if none comes in so many seconds. `lease` as in Store.receive. Call once for
         each `PatternConsumers._of`."""
+        try:
+            return self.look(timeout, lease)
+        finally:
+            with self._lock:
+                self.users -= 1
+
+    def look(self, timeout: float | None, lease: float | None) -> Message | None:
+        """Do as `receive`, for whoever has this consumer alone."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
@@ -148,9 +173,10 @@ class PatternConsumer:
         except BaseException:
             self._lost = True
             raise
-        finally:
-            with self._lock:
-                self.users -= 1
+
+    def due(self) -> float | None:
+        """Return when a queue is looked at again that could not be used (monotonic); None if there is none."""
+        return self._put_due()
 
     def _tell(self, timeout: float | None) -> None:
         """Tell once of a consumer that waits for ever where nothing matches yet, since the pattern may be a slip."""
@@ -158,7 +184,8 @@ class PatternConsumer:
             self._told = True
         elif timeout is None:
             self._told = True
-            near = near_pattern(self.pattern, list(self._registry.table.destinations))
+            known = list(self._registry.table.destinations)
+            near = near_pattern(self.pattern, known) if isinstance(self.pattern, Pattern) else None
             hint = f"; did you mean {near}?" if near is not None else ""
             log.warning("no queue matches %s yet, of which somebody waits for messages%s", self.pattern, hint)
 
@@ -283,6 +310,8 @@ class PatternConsumers:
     def __init__(self, registry: StoreRegistry) -> None:
         self._registry = registry
         self._lock = threading.RLock()
+        self._listening: dict[PatternConsumer, Callable[[Exception], object]] = {}
+        """Those of listeners, and what tells each listener of the end."""
         self._consumers: OrderedDict[Pattern, PatternConsumer] = OrderedDict()
         registry.table.on_record = self._recorded
 
@@ -303,6 +332,16 @@ class PatternConsumers:
         if decoder is None and isinstance(pattern, Endpoint):
             decoder = pattern._codec
         return partial(Queue(self._registry, destination, decoder).receive, timeout, lease=lease)
+
+    def enter(self, consumer: PatternConsumer, end: Callable[[Exception], object]) -> None:
+        """Let the consumer of a listener hear of queues and stores from now on; `end` is called when the router is
+        closed."""
+        self._listening[consumer] = end
+
+    def leave(self, consumer: PatternConsumer) -> None:
+        """Let it hear no more. Idempotent."""
+        if self._listening.pop(consumer, None) is not None:
+            consumer.close()
 
     def _of(self, pattern: Pattern) -> PatternConsumer:
         """Return the consumer of a pattern, for one `receive`. Consumers that are asked for again and again are
@@ -326,12 +365,12 @@ class PatternConsumers:
         return idle is not None
 
     def _recorded(self, destinations: Iterable[Destination]) -> None:
-        for consumer in list(self._consumers.values()):
+        for consumer in [*self._consumers.values(), *self._listening]:
             consumer.recorded(destinations)
 
     def opened(self, store: Store) -> None:
         """Tell the consumers that a store was opened. Nobody has it yet."""
-        for consumer in list(self._consumers.values()):
+        for consumer in [*self._consumers.values(), *self._listening]:
             consumer.opened(store.store_id)
 
     def close(self) -> None:
@@ -340,20 +379,12 @@ class PatternConsumers:
             while self._consumers:
                 next(iter(self._consumers.values())).close()
                 self._consumers.popitem(last=False)
+        for end in list(self._listening.values()):
+            end(self._error_of_end())
 
-
-def parsed_queues(text: str) -> Pattern | None:
-    """Return the pattern of queues that a text is; None if the text is the name of one queue. Raises
-    DestinationError."""
-    pattern = Pattern.parse(text)
-    if pattern.kinds == {Kind.MAP}:
-        raise DestinationError(
-            f"{text} names maps, from which nothing is received: router.map(name).get(key) gives a value, and "
-            "wait(key) waits for one; give a pattern of queues"
-        )
-    if Kind.QUEUE not in pattern.kinds:
-        raise DestinationError(
-            f"{text} names topics, and messages are received from their durable subscriptions: "
-            "router.topic(name).subscribe(name).receive(); give a pattern of queues"
-        )
-    return None if pattern.exact else pattern
+    def _error_of_end(self) -> Exception:
+        try:
+            self._registry.require_open()
+        except AnabranchError as error:
+            return error
+        return router_closed()

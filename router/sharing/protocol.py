@@ -149,6 +149,8 @@ class Listen(Request, frozen=True, tag=5):
     lease: float | None
     granted: int
     """All credit that the client has given it since its beginning."""
+    patterns: list[str] | None = None
+    """Of what it listens to, if that is many queues."""
 
 
 class Credit(Request, frozen=True, tag=6):

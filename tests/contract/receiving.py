@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.store_types import Counts, Subscription
 from anabranch.policies.errors import ClosedError, StoreFullError
+from anabranch.policies.names.destination import Destination
 
 from .disk import PATIENCE, A, B, Disk, Parallel, T, bodies, drain, survives, take
 
@@ -178,6 +180,28 @@ class ReceivingContract:
         assert [m.body for m in store.browse(A, limit=1, after=receipts[6].seq)] == [b"7"]
         assert list(store.browse(A, limit=0)) == []
         assert list(store.browse(A, after=receipts[9].seq)) == []
+
+    def test_browse_without_what_is_leased(self, store: Store) -> None:
+        """Or claimed, by whoever; also if it was leased since it was looked up, and again once it is free."""
+        desk = Subscription(T, "desk")
+        store.subscribe(desk)
+        store.subscribe(Subscription(T, "book"))
+        store.send_many(A, [b"%d" % n for n in range(8)])
+        store.send_many(T, [b"1", b"2"])
+        held = store.receive_many(A, 3)
+        store.claim(held[2])
+        store.release([held[0]])
+
+        def free(destination: Destination = A, **how: Any) -> list[bytes]:
+            return [message.body for message in store.browse(destination, leased=False, **how)]
+
+        assert free() == [b"0", *(b"%d" % n for n in range(3, 8))]
+        assert free(limit=2) == [b"0", b"3"]
+        assert free(after=held[1]) == [b"%d" % n for n in range(3, 8)]
+        assert len(bodies(store)) == 8
+        take(store, T, subscription=desk.key)
+        assert free(T, subscription=desk.key) == [b"2"]
+        assert free(T, subscription=("", "book")) == [b"1", b"2"] == free(T)
 
     def test_browse_counts_what_it_gives(self, store: Store) -> None:
         """A message acked meanwhile does not count against the limit."""

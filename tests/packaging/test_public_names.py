@@ -69,8 +69,8 @@ NAMES = {
     "RouteTable": "matches nearest route",
     "Router": (
         "ack ack_nowait close commit compact config connection consume delete destinations exists forget health "
-        "heuristics in_doubt join map on_event open queue receive reclaim recover reject release release_nowait reopen "
-        "reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait start_usage_log "
+        "heuristics in_doubt join listen map on_event open queue receive reclaim recover reject release release_nowait "
+        "reopen reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait start_usage_log "
         "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
     ),
     "RouterStats": "dead_lettered decision_syncs dropped stores unresponsive",

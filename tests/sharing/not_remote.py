@@ -128,6 +128,7 @@ OF_ROUTERS: Final[Mapping[str, Mapping[str, str]]] = {
         "test_a_map_moves_with_all_that_it_has": MOVES,
         "test_keys_are_walked_while_their_store_closes_for_being_idle": INSIDE,
     },
+    "messages.test_listening_to_many": {},
     "messages.test_pattern_consumers": {
         "test_a_store_that_cannot_be_opened_is_tried_again": INSIDE,
         "test_a_store_that_fails_holds_up_no_other": INSIDE,

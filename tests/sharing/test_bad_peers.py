@@ -172,7 +172,7 @@ REQUESTS: dict[str, list[Any]] = {
     "settle": [Op.SETTLE, [TOKEN], "release", None, True, None],
     "settle with a reason": [Op.SETTLE, [TOKEN], "reject", ["builtins.ValueError", "x"], True, 0.0],
     "extend": [Op.CALL, "extend", [TOKEN, 1.0]],
-    "browse": [Op.CALL, "browse", ["queue://new", None, 10, [1, 4, bytes(16)]]],
+    "browse": [Op.CALL, "browse", ["queue://new", None, 10, [1, 4, bytes(16)], True]],
     "commit": [Op.COMMIT, False, None, "commit", [["queue://new", OUTGOING]], [], []],
     "commit again": [Op.COMMIT, True, None, "commit", [["queue://new", OUTGOING]], [TOKEN], []],
     "commit of a change": [Op.COMMIT, False, None, "commit", [], [], [[[TOPIC, "s", "", None, False], True, False]]],
@@ -255,7 +255,7 @@ def test_a_client_that_reads_nothing_is_not_read_either(striking: Striking, serv
     served.queue("large").send(bytes(1 << 14))
     with Peer(striking.directory) as peer:
         peer.sock.setblocking(False)
-        asked = pack(1, [Op.CALL, "browse", ["queue://large", None, 1, 0]]) * 1000
+        asked = pack(1, [Op.CALL, "browse", ["queue://large", None, 1, 0, True]]) * 1000
         left = memoryview(asked * 1000)
         full = time.monotonic() + PATIENCE
         while time.monotonic() < full:
@@ -284,7 +284,7 @@ def test_pages_for_a_client_that_reads_nothing_are_not_made(striking: Striking, 
         queue.send(bytes([n]) * MIB)
     with Peer(striking.directory) as peer:
         before = striking.memory()
-        asked = b"".join(pack(n, [Op.CALL, "browse", ["queue://large", None, 8, 0]]) for n in range(2, 1026))
+        asked = b"".join(pack(n, [Op.CALL, "browse", ["queue://large", None, 8, 0, True]]) for n in range(2, 1026))
         peer.sock.sendall(asked)
         made = [striking.memory()]
 

@@ -709,6 +709,25 @@ def test_credit_is_withdrawn_once(striking: Striking, moment: str, cuts: bool) -
         assert (listener.withdraw_credit(1), take(queue).body, taken.empty()) == (0, b"3", True)
 
 
+def test_a_listener_of_many_queues_goes_on_with_its_credit(striking: Striking) -> None:
+    """Also with a queue that comes at the next owner."""
+    stores(striking, "journal")
+    taken: Queue[anabranch.Message[bytes]] = Queue()
+    with striking.client() as router:
+        listener = router.listen(["q", "other.*"], taken.put, credit=4)
+        router.send("q,other.a", b"1")
+        held = [taken.get(timeout=PATIENCE) for _ in range(2)]
+        striking.kill()
+        router.queue("other.b").send_many([b"2", b"3", b"4"])
+        assert [taken.get(timeout=PATIENCE).body for _ in range(2)] == [b"2", b"3"]
+        assert (listener.withdraw_credit(1), take(router.queue("other.b")).body) == (0, b"4")
+        router.ack(held)
+        listener.add_credit(1)
+        listener.close()
+        router.queue("q").send(b"5")
+        assert ready(router) == [b"5"] and taken.empty()
+
+
 def test_a_listener_that_the_next_owner_refuses_is_told(striking: Striking) -> None:
     """Its subscription was removed while its process was stopped, and the owner died."""
     stores(striking, "journal")

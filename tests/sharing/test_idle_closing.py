@@ -63,7 +63,7 @@ def test_messages_of_a_store_that_was_just_closed(
 ) -> None:
     jobs = router.queue("jobs").destination
     closed = close_first(monkeypatch, router, Store, "browse", jobs)
-    given = [str(jobs), None, 10, 0] if name == "browse" else [str(jobs), 0]
+    given = [str(jobs), None, 10, 0, True] if name == "browse" else [str(jobs), 0]
     page = CALLS[name].with_(session, given)()
     assert closed == [True]
     assert [fields[2] for fields in page] == [b"0", b"1", b"2"]

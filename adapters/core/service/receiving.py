@@ -420,6 +420,7 @@ class Receiving:
         limit: int | None = None,
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
+        leased: bool = True,
     ) -> Iterator[Message]:
         priorities = self.engine.backend.settings.priorities
         if isinstance(after, Message):
@@ -431,10 +432,10 @@ class Receiving:
             )
         else:
             position = (0, after)
-        return islice(self._browse(destination, min(PAGE, limit or PAGE), position, subscription), limit)
+        return islice(self._browse(destination, min(PAGE, limit or PAGE), position, subscription, leased), limit)
 
     def _browse(
-        self, destination: Destination, count: int, after: Position | None, key: SubscriptionKey | None
+        self, destination: Destination, count: int, after: Position | None, key: SubscriptionKey | None, leased: bool
     ) -> Iterator[Message]:
         """Yield messages, so many looked up at once."""
         engine, store = self.engine, self._store
@@ -454,7 +455,11 @@ class Receiving:
                     engine.require_here(destination)
                     return
                 places, after = self._page(state, subscriber, after, count)
+            if not leased:
+                places = [place for place in places if not _is_held(state, subscriber, place)]
             for place, record in zip(places, readable(engine, state, places), strict=True):
+                if not leased and _is_held(state, subscriber, place):  # since it was looked up
+                    continue
                 if record is None or (engine.taken != taken and not self._lives(state, subscriber, place)):
                     continue
                 message = decode(store, destination, place, record, None)
@@ -491,3 +496,8 @@ class Receiving:
         with engine.lock:
             engine.current()
             return not state.removed and engine.rows.row(state, subscriber, place[SEQ], place[ORDER]) is not None
+
+
+def _is_held(state: DestinationState, subscriber: SubscriptionState | None, place: Place) -> bool:
+    """Return whether somebody has leased or claimed a message of a queue or a subscription."""
+    return (subscriber is not None or not state.is_topic) and place[SEQ] in (subscriber or state).channel.held

@@ -285,6 +285,9 @@ _STATEMENTS: Final = {
     "LATERAL (SELECT m.id FROM {p}shared_messages m WHERE m.queue = q.queue AND m.id > g.after ORDER BY m.id "
     "LIMIT g.most) x ORDER BY 1",
     "find_of_topic": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = {_OF_TOPIC} AND id = %s LIMIT 1",
+    "free_ids_after": f"SELECT m.id FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id > %s AND {_FREE} "
+    "ORDER BY m.id LIMIT %s",
+    "find_free": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND {_FREE}",
     "gone": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM "
     "{p}shared_messages m WHERE m.queue = ANY(%s::integer[]) AND m.id = a.id)",
     "depth": "SELECT count(*) FROM {p}shared_messages WHERE queue = %s",

@@ -572,16 +572,19 @@ class SharedStore:
         limit: int | None = None,
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
+        leased: bool = True,
     ) -> Iterator[Message]:
         """Look at the messages in order, as Store.browse."""
+        free = not leased and (subscription is not None or destination.kind is not Kind.TOPIC)
+        ids, find = ("free_ids_after", "find_free") if free else ("ids_after", "find")
         behind = after.seq if isinstance(after, Message) else after
         left = sys.maxsize if limit is None else limit
         while left > 0:
-            page = [one for (one,) in self._look("ids_after", destination, subscription, behind, min(left, PAGE))]
+            page = [one for (one,) in self._look(ids, destination, subscription, behind, min(left, PAGE))]
             for seq in page[:left]:
                 behind = seq
                 self._require_open()
-                for row in self._look("find", destination, subscription, seq):
+                for row in self._look(find, destination, subscription, seq):
                     yield self._looked_at(row, subscription)
                     left -= 1
             if not page:

@@ -38,12 +38,13 @@ class Listeners:
 
     def begin(
         self, destination: str, on_message: Callable[[Message], object], credit: int, key: SubscriptionKey | None,
-        on_end: Callable[[Exception], object] | None, lease: float | None,
+        on_end: Callable[[Exception], object] | None, lease: float | None, patterns: list[str] | None = None,
     ) -> RemoteListener:  # fmt: skip
-        """Begin to listen. Raises TypeError, ValueError for a credit that is none."""
+        """Begin to listen, with `patterns` to all queues that they name; `destination` is what the log says then.
+        Raises TypeError, ValueError for a credit that is none."""
         require_credit(credit)
         number = next(self._numbers)
-        begin = Listen(number, destination, key, credit, lease, credit)
+        begin = Listen(number, destination, key, credit, lease, credit, patterns)
         listener = self._listeners[number] = RemoteListener(self, begin, on_message, on_end)
         try:
             self.ask(begin, None, lambda _: self._later(partial(self._unlisten, number)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ....adapters.core.messages import Message
-from ....adapters.core.store_types import StoreStats, Subscription
+from ....adapters.core.store_types import Listener, StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
 from ....adapters.system.locking import owner_of
 from ....policies.errors import ClosedError, StoreLockedError
@@ -23,7 +23,7 @@ from ...api.addresses import Address, queue_of
 from ...api.codecs import Codec, codec_of, wrap_any
 from ...api.consumer import require_timeout
 from ...api.endpoint import Endpoint
-from ...api.pattern_consumers import parsed_queues
+from ...api.patterns import Patterns, parsed_queues
 from ...api.queue import Queue
 from ...api.settling import Results, TokenSettler, Way, listed
 from ...events import Event, EventListener, Events
@@ -190,6 +190,9 @@ class SharedRouter(Router):
         """Close the connection. What this client holds is given back."""
         self._registry.opened = False
         self._store.close()
+
+    def _listen(self, patterns: Patterns, *how: Any) -> Listener:
+        return self._store.listen_to_all(list(map(str, patterns.all)), *how)
 
     def __repr__(self) -> str:
         return f"<Router of {self.config.directory}, shared>"

@@ -246,6 +246,15 @@ class RemoteStore(RemoteLeases):
         self.connection.keep_reading()
         return listener
 
+    def listen_to_all(
+        self, patterns: list[str], on_message: Callable[[Message], object], credit: int,
+        on_end: Callable[[Exception], object] | None, lease: float | None,
+    ) -> RemoteListener:  # fmt: skip
+        """Listen to many queues, as Router.listen."""
+        listener = self._listeners.begin(", ".join(patterns), on_message, credit, None, on_end, lease, patterns)
+        self.connection.keep_reading()
+        return listener
+
     def stand(self, name: str, *given: Any) -> None:
         """Ask something of this owner, and of each that follows it."""
         request = Call(name, given)
@@ -281,12 +290,13 @@ class RemoteStore(RemoteLeases):
         limit: int | None = None,
         after: int | Message = 0,
         subscription: SubscriptionKey | None = None,
+        leased: bool = True,
     ) -> Iterator[Message]:
         """Look at messages, as Store.browse: a page at a time."""
         left = sys.maxsize if limit is None else limit
         while left > 0:
             behind = _place_of(after) if isinstance(after, Message) else after
-            page = self.of("browse", destination, subscription, min(left, PAGE), behind)
+            page = self.of("browse", destination, subscription, min(left, PAGE), behind, leased)
             for fields in page:
                 after = self._message(fields)
                 left -= 1

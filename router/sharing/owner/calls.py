@@ -169,8 +169,9 @@ def _wait(
 
 
 def _browse(
-    session: Session, destination: Destination, key: Key, limit: int, after: int | tuple[int, int, bytes | None]
-) -> list[Any]:
+    session: Session, destination: Destination, key: Key, limit: int, after: int | tuple[int, int, bytes | None],
+    leased: bool,
+) -> list[Any]:  # fmt: skip
     """Return a page of a destination's messages, behind a message (its seq, its priority and its store's id) or a seq.
     Raises ClosedError where the message was in another store."""
 
@@ -183,7 +184,7 @@ def _browse(
             behind = Message(store, destination, seq, b"", {}, None, 0, leased=False, priority=priority)
             if store_id not in (None, store.store_id):
                 return behind
-        return session.page(store.browse(destination, min(limit, PAGE), behind, key))
+        return session.page(store.browse(destination, min(limit, PAGE), behind, key, leased))
 
     found: Any = session.registry.for_held(destination, of_store, [])
     if isinstance(found, Message):
@@ -297,7 +298,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "declare": _of_store("declare"),
     "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
-    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int, bytes | None], is_page=True),
+    "browse": Called(_browse, Destination, Key, int, int | tuple[int, int, bytes | None], bool, is_page=True),
     "withdraw_credit": Called(_withdraw_credit, int, int),
     "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str, is_page=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -12,13 +13,16 @@ from typing import Any, Final, NamedTuple
 
 from ....adapters.core import Store
 from ....adapters.core.messages import Message
+from ....adapters.core.service.looking import LookingListener
 from ....adapters.core.service.subscriptions import unknown
 from ....adapters.core.store_types import Listener
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Thread
 from ....policies.errors import AnabranchError, ClosedError
 from ....policies.names.destination import Destination
+from ....policies.names.pattern import Pattern
 from ...api.consumer import require_count, require_timeout
+from ...api.patterns import Patterns
 from ...placement.registry import StoreRegistry
 from .. import protocol
 from .answers import Answers
@@ -142,7 +146,7 @@ class Reads:
 
     def listen(self, session: Session, number: int, request: protocol.Listen) -> None:
         """Begin to listen."""
-        destination, listener = protocol.destination_of(request.destination), request.listener
+        listener = request.listener
         session.granted[listener] = request.granted
 
         def on_message(message: Message[Any]) -> None:
@@ -154,11 +158,16 @@ class Reads:
             session.listeners.pop(listener, None)
             session.send(protocol.pack(0, listener, None, protocol.pack_error(error)))
 
+        def begin() -> Listener:
+            credit, key, lease = request.credit, request.key, request.lease
+            if request.patterns is not None:
+                patterns = Patterns(map(Pattern.parse, request.patterns))
+                return session.router._listen(patterns, on_message, credit, on_end, lease)
+            to = protocol.destination_of(request.destination)
+            return self._registry.for_store(to, lambda store: store.listen(to, on_message, credit, key, on_end, lease))
+
         def listen() -> None:
-            begun = self._registry.for_store(
-                destination,
-                lambda store: store.listen(destination, on_message, request.credit, request.key, on_end, request.lease),
-            )
+            begun = begin()
             with session.lock:
                 session.listeners[listener] = begun
                 gone, more = session.is_closed, session.granted[listener] - request.granted
@@ -182,12 +191,23 @@ class Reads:
     def unlisten(self, session: Session, number: int, request: protocol.Unlisten) -> None:
         """End a listener."""
         begun = session.listeners.get(request.listener)
+        if isinstance(begun, LookingListener):  # it may be looking, which takes a while
+            self._answers.work(session, number, partial(_end_listener, session, request.listener, begun))
+            return
         if begun is not None and begun.close():  # it is just given a message, which goes before the answer
             self._at(0.0005, partial(self.unlisten, session, number, request))
             return
         session.listeners.pop(request.listener, None)
         session.granted.pop(request.listener, None)
         self._answers.answer(session, number, None)
+
+
+def _end_listener(session: Session, number: int, begun: Listener) -> None:
+    """End a listener. What it is just given goes to the client before."""
+    while begun.close():
+        time.sleep(0.0005)
+    session.listeners.pop(number, None)
+    session.granted.pop(number, None)
 
 
 def _receive(session: Session, request: protocol.Receive) -> list[Any] | None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ....adapters.core.messages import MADE, MadeId, Message, Outgoing, note_settled
 from ....adapters.core.record.large import StoredBody
+from ....adapters.core.service.looking import LookingListener
 from ....adapters.core.store_types import Listener, SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
@@ -421,7 +422,10 @@ class Session:
             self.is_closed = True
             held, self.held = self.held, {}
         for listener in list(self.listeners.values()):
-            listener.close()
+            if isinstance(listener, LookingListener):
+                shared().call(listener.close)  # it may be looking, which takes a while
+            else:
+                listener.close()
         if self.events is not None:
             self.events.close()
         for waiting in list(self.waiting.values()):
