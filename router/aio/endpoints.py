@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -13,7 +14,7 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Subscription
 from ...policies.errors import TransactionError
 from ..api.codecs import V
-from ..api.consumer import Backlog, Consumer
+from ..api.consumer import Backlog, Consumer, pauses_of
 from ..api.dead_letter import DeadLetter
 from ..api.endpoint import Endpoint
 from ..api.map import Map
@@ -90,6 +91,16 @@ class _Consumer(_Backlog[T]):
 
     purge = awaited(Consumer.purge)
     counts = awaited(Consumer.counts)
+
+    async def wait_empty(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is held here any more, as Consumer.wait_empty."""
+        pauses = pauses_of(timeout)
+        while await self.depth():
+            pause = next(pauses, None)
+            if pause is None:
+                return False
+            await asyncio.sleep(pause)
+        return True
 
     async def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> AsyncMessage[T] | None:
         """Lease the first message that nobody holds, as Consumer.receive. Cancelled, it has leased nothing."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import filterfalse, islice
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from ...adapters.core import Store
 from ...adapters.core.engine.lease_times import require_seconds
@@ -21,6 +21,13 @@ from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
+
+PAUSE_MIN: Final = 0.0005
+"""The first pause between two looks, in seconds."""
+PAUSE_MAX: Final = 0.25
+"""The longest, where a look does not take long."""
+PAUSE_FOR_LOOK: Final = 4
+"""A pause is at least as many times as long as a look: looking takes no more than a fifth of the time."""
 
 
 class Backlog(Generic[T]):
@@ -180,6 +187,22 @@ class Consumer(Backlog[T]):
             require_seconds(lease, "lease")
         return iter(lambda: self.receive(timeout, lease=lease), None)
 
+    def wait_empty(self, timeout: float | None = None) -> bool:
+        """Wait up to `timeout` seconds (None: for ever) until nothing is held here any more: nothing ready, leased,
+        claimed, or waiting for its time. Returns whether that was so. Others may send again at once.
+
+        Nobody who sends or acks pays for it: it looks by itself, at first after half a millisecond, later four times a
+        second, and less often where a look takes long. Raises as `depth`, and TypeError and ValueError for what is no
+        number of seconds.
+        """
+        pauses = pauses_of(timeout)
+        while self.depth():
+            pause = next(pauses, None)
+            if pause is None:
+                return False
+            time.sleep(pause)
+        return True
+
     def listen(
         self,
         on_message: Callable[[Message[T]], object],
@@ -246,6 +269,23 @@ def countdown(timeout: float | None) -> Callable[[], float | None]:
         return lambda: None
     deadline = time.monotonic() + timeout
     return lambda: max(deadline - time.monotonic(), 0)
+
+
+def pauses_of(timeout: float | None) -> Iterator[float]:
+    """Return how many seconds to pause before each further look at something, until the time is over: the longer, the
+    more looks there were, and the longer one takes. Raises as `require_timeout`."""
+    return _pauses(countdown(timeout))
+
+
+def _pauses(left: Callable[[], float | None]) -> Iterator[float]:
+    grown, pause, began = PAUSE_MIN, 0.0, time.monotonic()
+    while (rest := left()) is None or rest > 0:
+        looked = time.monotonic() - began - pause
+        pause = max(grown, PAUSE_FOR_LOOK * looked)
+        if rest is not None:
+            pause = min(pause, rest)
+        grown, began = min(2 * grown, PAUSE_MAX), time.monotonic()
+        yield pause
 
 
 def require_timeout(timeout: object) -> None:

@@ -54,6 +54,29 @@ def test_consuming(router: anabranch.Router) -> None:
     assert list(queue.consume(timeout=0.01)) == []
 
 
+def test_waiting_until_it_is_empty(router: anabranch.Router) -> None:
+    """Whatever is held counts: what is ready, leased, or waits for its time."""
+    queue, audit = router.queue("q"), router.topic("t").subscribe("audit")
+    assert queue.wait_empty() and audit.wait_empty(0)
+    queue.send_many([b"1", b"2"])
+    queue.send(b"3", deliver_in=3600)
+    router.send("topic://t", b"4")
+    with Parallel(lambda: queue.wait_empty(PATIENCE)) as waiter:
+        first, second = queue.receive_many(2)
+        first.ack()
+        assert not audit.wait_empty(0.01) and waiter.outlives(0.02)
+        with router.transaction() as tx:
+            tx.ack(second)
+            assert not queue.wait_empty(-1)
+        assert not queue.wait_empty(0) and waiter.outlives(0.02)
+        queue.purge()
+        assert waiter.result()
+    assert audit.purge() == 1 and audit.wait_empty(0)
+    for wrong in ("1", True):
+        with pytest.raises(TypeError, match="timeout"):
+            queue.wait_empty(wrong)  # type: ignore[arg-type]
+
+
 def test_a_consumer_ends_with_its_router(tmp_path: Path) -> None:
     config = anabranch.Config(tmp_path / "data", [anabranch.StoreConfig("all", [">"])])
     with anabranch.open(config) as router, Parallel(lambda: list(router.queue("q").consume())) as consumer:

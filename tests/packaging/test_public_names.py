@@ -60,7 +60,7 @@ NAMES = {
     "Problem": "line message",
     "Queue": (
         "browse consume counts dead_letters declare delete depth destination find listen purge receive receive_many "
-        "send send_many send_nowait"
+        "send send_many send_nowait wait_empty"
     ),
     "Readable": "read",
     "Receipt": "destination dropped duplicate seq",
@@ -89,7 +89,7 @@ NAMES = {
     ),
     "Subscriber": (
         "browse consume counts dead_letters depth destination listen purge receive receive_many subscription "
-        "unsubscribe"
+        "unsubscribe wait_empty"
     ),
     "Subscription": "client_id key name no_local selector topic",
     "Sync": "ALWAYS NEVER PERIODIC",

@@ -106,6 +106,8 @@ def test_queues(striking: Striking) -> None:
         message = await take(queue)
         await message.release(reason="later")
         two, three = await queue.receive_many(2)
+        assert [one.body async for one in queue.browse(leased=False)] == [b"4"]
+        assert not await queue.wait_empty(0.01) and await router.queue("none").wait_empty()
         assert (two.body, two.deliveries, two.redelivered, three.body) == (b"2", 2, True, b"3")
         await router.ack([two, three])
         assert (await queue.counts()).ready == await queue.depth() == 1
