@@ -138,6 +138,20 @@ class StoreStats:
     """How long the store waits for the disk each time: a mean in which the latest times count most, and one that takes
     far longer than the others counts as twice as long. 0 before the first."""
 
+    @property
+    def live_bytes(self) -> float:
+        """Return about how many bytes on disk are live messages', bodies that are kept apart included."""
+        return self._live_records + self.large_bytes
+
+    @property
+    def held_bytes(self) -> float:
+        """Return about how many bytes of the journal's files hold no live message: live ones beside them keep these."""
+        return self.journal_bytes - self._live_records
+
+    @property
+    def _live_records(self) -> float:
+        return self.journal_bytes * self.live_percent / 100
+
 
 Progress = Callable[[str, int, int], None]
 """Called now and then by long work: what is being done, how much is done, of how much (bytes)."""

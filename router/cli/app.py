@@ -15,10 +15,10 @@ from ...policies.errors import AnabranchError, ConfigError, DestinationError, No
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
-    "serve": "operating", "top": "top", "queues": "queues", "browse": "messages", "send": "messages",
-    "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues", "purge": "queues",
-    "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions", "explain": "stores",
-    "trace": "advisor", "recommend": "advisor", "repartition": "stores", "health": "operating",
+    "serve": "operating", "top": "top", "ui": "ui.command", "queues": "queues", "browse": "messages",
+    "send": "messages", "receive": "messages", "tail": "messages", "move": "queues", "requeue": "queues",
+    "purge": "queues", "delete": "queues", "stats": "stores", "compact": "stores", "transactions": "transactions",
+    "explain": "stores", "trace": "advisor", "recommend": "advisor", "repartition": "stores", "health": "operating",
     "calibrate": "operating",
     "backup": "operating",
     "verify": "operating", "salvage": "stores", "export": "operating", "import": "operating", "mkahadb": "activemq",

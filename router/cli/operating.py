@@ -19,6 +19,7 @@ from ..offline.verification import Verified, verify
 from ..placement.on_disk.in_force import known_configuration
 from ..router import inspection_of
 from ..sharing.owner.process import log_to_stderr, own
+from ..upkeep.health import Health
 from .activemq import bring_from_kahadb
 from .directory import on_directory, opened, require_used
 from .output import (
@@ -84,23 +85,29 @@ def health_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """
     with opened(config, quiet=True) as router:
         found = router.health()
-    rows = [("store", "state", "messages", "oldest", "sync", "free")]
-    for one in found.stores:
-        oldest = "-" if one.oldest_ready_seconds is None else f"{one.oldest_ready_seconds:,.0f} s"
-        free = "-" if one.free_bytes is None else human_bytes(one.free_bytes)
-        rows.append((one.name, one.state, f"{one.messages:,}", oldest, f"{one.sync_seconds * 1000:.1f} ms", free))
+    rows, wrong = health_shown(found)
     if as_json:
         echo_json(asdict(found))
     elif found.stores:
         echo_table(rows, left=(0, 1))
+    echo_warnings(wrong)
+    if not found.ok:
+        ctx.exit(1)
+
+
+def health_shown(found: Health) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return the health of stores as rows of text, the first of which is the heads, and what is wrong."""
+    rows: list[tuple[str, ...]] = [("store", "state", "messages", "oldest", "sync", "free")]
+    for one in found.stores:
+        oldest = "-" if one.oldest_ready_seconds is None else f"{one.oldest_ready_seconds:,.0f} s"
+        free = "-" if one.free_bytes is None else human_bytes(one.free_bytes)
+        rows.append((one.name, one.state, f"{one.messages:,}", oldest, f"{one.sync_seconds * 1000:.1f} ms", free))
     wrong = [f"store {one.name}: {one.reason}" for one in found.stores if one.reason is not None]
     if found.decision_log is not None:
         wrong.append(f"the decision log cannot be used: {found.decision_log}")
     if found.in_doubt:
         wrong.append(f"{count_of(found.in_doubt, 'transaction')} in doubt: see `anabranch transactions`")
-    echo_warnings(wrong)
-    if not found.ok:
-        ctx.exit(1)
+    return rows, wrong
 
 
 @click.command()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from ...adapters.core.messages import Message
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.text import count_of, human_age, human_bytes
 from ..api.consumer import Consumer
 from ..api.dead_letter import dead_letter_of
+from ..api.topic import Subscriber
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
 from .output import echo_json, echo_result, echo_table, json_option, shortened, working
@@ -66,35 +68,44 @@ def _rows(router: Router) -> Iterator[dict[str, Any]]:
     dead = inspection_of(router).dead_letters()
     for destination in router.destinations():
         if destination.kind is Kind.QUEUE:
-            row = _row(router, router.queue(destination), destination, dead[destination, None])
+            row = row_of(router, router.queue(destination), dead[destination, None])
             if router.exists(destination):  # one that somebody only waited at is gone once its store is open
                 yield row
         elif destination.kind is Kind.TOPIC:
             for subscriber in router.topic(destination).subscriptions():
-                known = subscriber.subscription
-                row = _row(router, subscriber, destination, dead[destination, known.key])
-                yield {**row, "subscription": known.name, "client_id": known.client_id}
+                yield row_of(router, subscriber, dead[destination, subscriber.subscription.key])
 
 
-def _row(router: Router, consumer: Consumer, destination: Destination, dead: int) -> dict[str, Any]:
+def row_of(router: Router, consumer: Consumer, dead: int) -> dict[str, Any]:
+    """Return the figures of a queue, or of a durable subscription. `dead`: its dead letters, for which another queue is
+    walked."""
     counts = consumer.counts()
-    return {
-        "queue": str(destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
+    row = {
+        "queue": str(consumer.destination), "ready": counts.ready, "leased": counts.leased, "delayed": counts.delayed,
         "dead": dead, "oldest_ready_seconds": counts.oldest_ready_seconds,
-        "bytes": inspection_of(router).bytes_of(destination),
+        "bytes": inspection_of(router).bytes_of(consumer.destination),
     }  # fmt: skip
+    if isinstance(consumer, Subscriber):
+        row |= {"subscription": consumer.subscription.name, "client_id": consumer.subscription.client_id}
+    return row
+
+
+HEADS: Final = ("queue", "ready", "leased", "delayed", "dead", "oldest", "bytes")
+
+
+def shown(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row of figures as text, in the order of HEADS."""
+    name = row["queue"].removeprefix(Kind.QUEUE.scheme)
+    if "subscription" in row:
+        client = f"{row['client_id']}/" if row["client_id"] else ""
+        name = f"{row['queue']} {client}{row['subscription']}"
+    age = row["oldest_ready_seconds"]
+    counts = (f"{row[key]:,}" for key in ("ready", "leased", "delayed", "dead"))
+    return (printable(name), *counts, "-" if age is None else human_age(age), human_bytes(row["bytes"]))
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table: list[tuple[str, ...]] = [("queue", "ready", "leased", "delayed", "dead", "oldest", "bytes")]
-    for row in rows:
-        name = row["queue"].removeprefix(Kind.QUEUE.scheme)
-        if "subscription" in row:
-            client = f"{row['client_id']}/" if row["client_id"] else ""
-            name = f"{row['queue']} {client}{row['subscription']}"
-        age = row["oldest_ready_seconds"]
-        counts = (f"{row[key]:,}" for key in ("ready", "leased", "delayed", "dead"))
-        table.append((printable(name), *counts, "-" if age is None else human_age(age), human_bytes(row["bytes"])))
+    table = [HEADS, *map(shown, rows)]
     if sys.stdout.isatty():  # elsewhere names are whole
         others = sum(2 + max(len(row[column]) for row in table) for column in range(1, len(table[0])))
         room = max(shutil.get_terminal_size().columns - others, 12)
@@ -150,15 +161,20 @@ def requeue_command(config: Config, queue: str, limit: int | None, as_json: bool
     """
     with opened(config) as router:
         letters = queue_in(router, queue)
-        if inspection_of(router).is_own:  # else none is lost with this command
-            sources = {letter.source for one in letters.browse(limit) if (letter := dead_letter_of(one)) is not None}
-            for source in sources:
-                with suppress(NoRouteError):  # said when it is its turn
-                    require_lasting(router, source)
+        require_lasting_sources(router, letters.browse(limit))
         done = router.requeue(letters, limit)
         left = letters.depth()
     said = {"queue": str(letters.destination), "requeued": done, "left": left}
     echo_result(as_json, said, f"{count_of(done, 'dead letter')} of {letters.destination} put back; {left:,} left.")
+
+
+def require_lasting_sources(router: Router, letters: Iterable[Message]) -> None:
+    """Raise DestinationError where dead letters would go back into memory that goes with this command."""
+    if not inspection_of(router).is_own:
+        return  # none is lost with this command
+    for source in {letter.source for one in letters if (letter := dead_letter_of(one)) is not None}:
+        with suppress(NoRouteError):  # said when it is its turn
+            require_lasting(router, source)
 
 
 @click.command()

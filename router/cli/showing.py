@@ -199,7 +199,7 @@ def as_json(message: Message) -> dict[str, Any]:
         "sent_at": _time(message.timestamp_ms, exact=True),
         "expires_at": _time(message.expires_at_ms, exact=True) if message.expires_at_ms else None,
         "priority": message.priority, "given_back": message.deliveries - message.leased,
-        "headers": _plain(message.headers), "bytes": message.size, "large": message.is_large,
+        "headers": plain_value(message.headers), "bytes": message.size, "large": message.is_large,
     }  # fmt: skip
     if message.is_large:
         return shown
@@ -210,9 +210,9 @@ def as_json(message: Message) -> dict[str, Any]:
         shown["body_base64"] = base64.b64encode(body).decode()
     try:
         if _is_of(message, _MSGPACK):
-            shown["value"] = _plain(msgspec.msgpack.decode(body))
+            shown["value"] = plain_value(msgspec.msgpack.decode(body))
         elif _is_of(message, _JSON):
-            shown["value"] = _plain(json.loads(body))
+            shown["value"] = plain_value(json.loads(body))
         json.dumps(shown.get("value"), ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # it is not what it says, or has half a character, which nobody can write
         shown.pop("value", None)
@@ -224,7 +224,7 @@ def text_of(message: Message) -> str | None:
     body = message.raw_body
     try:
         if _is_of(message, _MSGPACK):
-            return json.dumps(_plain(msgspec.msgpack.decode(body)), ensure_ascii=False)
+            return json.dumps(plain_value(msgspec.msgpack.decode(body)), ensure_ascii=False)
         text = body.decode()
     except (ValueError, RecursionError):
         return None
@@ -251,14 +251,14 @@ def _is_of(message: Message, content_type: str) -> bool:
     return isinstance(given, str) and given.partition(";")[0].strip().lower() == content_type
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value in terms of JSON: bytes as base64, and all else that JSON lacks as text."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(key): _plain(one) for key, one in value.items()}
+        return {key if isinstance(key, str) else str(key): plain_value(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain_value(one) for one in value]
     is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else str(value)
 

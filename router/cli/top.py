@@ -82,14 +82,14 @@ def top_command(config: Config, interval: float, once: bool, as_json: bool) -> N
     """
     is_screen = sys.stdout.isatty() and not once and not as_json
     with opened(config) as router:
-        look = _look(router)
+        look = look_at(router)
         try:
             if is_screen:
                 click.echo(_SCREEN, nl=False)
                 _draw(config.directory, look, None)
             while True:
                 time.sleep(interval)
-                before, look = look, _look(router)
+                before, look = look, look_at(router)
                 if is_screen:
                     _draw(config.directory, look, before)
                 elif as_json:
@@ -103,7 +103,8 @@ def top_command(config: Config, interval: float, once: bool, as_json: bool) -> N
                 click.echo(_BACK, nl=False)
 
 
-def _look(router: Router) -> Look:
+def look_at(router: Router) -> Look:
+    """Look at a router."""
     inspection = inspection_of(router)
     stores, sessions = inspection.stores(), inspection.sessions()
     return Look(time.monotonic(), inspection.owner_pid, stores, sessions)
@@ -134,6 +135,14 @@ def _lines(directory: Path, look: Look, before: Look | None, columns: int | None
 
 
 def _of_stores(look: Look, before: Look | None, columns: int | None) -> list[str]:
+    rows = rows_of_stores(look, before)
+    if columns is not None:
+        rows = _fitting(rows, columns)
+    return _columns(rows, left=2 if "kind" in rows[0] else 1)
+
+
+def rows_of_stores(look: Look, before: Look | None) -> list[tuple[str, ...]]:
+    """Return the figures of stores as text, a row each; the first row is the heads."""
     heads = (
         "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "ready", "leased", "delayed", "dead", "oldest",
         "waiting",
@@ -146,9 +155,7 @@ def _of_stores(look: Look, before: Look | None, columns: int | None) -> list[str
         oldest = "-" if age is None else human_age(age)
         sync = f"{store['sync_seconds'] * 1000:.2f}" if store["sync_seconds"] else "-"
         rows.append((printable(name), store["kind"], *rates, sync, *counts, oldest, f"{store['waiting']:,}"))
-    if columns is not None:
-        rows = _fitting(rows, columns)
-    return _columns(rows, left=2 if "kind" in rows[0] else 1)
+    return rows
 
 
 def _fitting(rows: Sequence[tuple[str, ...]], columns: int) -> list[tuple[str, ...]]:

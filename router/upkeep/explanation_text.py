@@ -25,6 +25,7 @@ HOLDERS_MAX = 5
 """The number of destinations that are named for one segment, those with the most bytes in it."""
 ROWS_MAX = 50
 """The number of destinations and subscriptions that are listed, those that pin most."""
+SEGMENT_HEADS = ("segments", "bytes", "live", "why they are kept")
 _ID_SHOWN = 16
 """Digits at the end of a transaction's id, which tell it from others of the same router."""
 _ID_FITS = 100
@@ -45,7 +46,7 @@ def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
         unfinished = copy.destination if copy is not None and copy.store == store.name else None
         lines += _store(store, explanation.at_ms, width, unfinished)
     for other in explanation.others:
-        lines += wrapped(_other(other), width)
+        lines += wrapped(other_text(other), width)
     for broken in explanation.unreadable:
         lines += wrapped(f"{broken.name}: cannot be explained: {broken.error}", width)
     for name, files, command in (
@@ -59,7 +60,8 @@ def render_text(explanation: DirectoryExplanation, width: int = 120) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _other(store: OtherStore) -> str:
+def other_text(store: OtherStore) -> str:
+    """Return a sentence on a store without segments."""
     held = ", ".join(store.destinations[:SHARES_MAX])
     more = len(store.destinations) - SHARES_MAX
     held += f" and {more} more" if more > 0 else ""
@@ -189,20 +191,24 @@ def _beside(store: StoreExplanation) -> str:
 
 def _segments(store: StoreExplanation, at_ms: int, width: int) -> list[str]:
     """Return a row for each run of neighbours that are kept for the same reasons."""
-    rows = [["segments", "bytes", "live", "why they are kept"]]
-    runs = [list(run) for _, run in itertools.groupby(store.segments, _holders)]
-    cells = []
-    for run in runs:
-        name = str(run[0].number) if len(run) == 1 else f"{run[0].number} to {run[-1].number}"
-        if run[0].generation:
-            name = f"copies {name}"
-        live = sum(segment.live_bytes for segment in run)
-        cells.append([name, human_bytes(sum(segment.bytes for segment in run)), human_bytes(live), _why(run, at_ms)])
+    rows, cells = [list(SEGMENT_HEADS)], segment_rows(store, at_ms)
     taken = sum(max(len(row[column]) for row in [rows[0], *cells]) + 2 for column in range(3))
     for name, size, live_bytes, why in cells:
         first, *more = textwrap.wrap(why, max(30, width - taken), break_long_words=False, break_on_hyphens=False)
         rows += [[name, size, live_bytes, first], *(["", "", "", line] for line in more)]
     return [*table(rows, right=(1, 2)), ""]
+
+
+def segment_rows(store: StoreExplanation, at_ms: int) -> list[list[str]]:
+    """Return a row of text for each run of neighbours, as SEGMENT_HEADS says. `at_ms`: when they were read."""
+    cells = []
+    for run in (list(run) for _, run in itertools.groupby(store.segments, _holders)):
+        name = str(run[0].number) if len(run) == 1 else f"{run[0].number} to {run[-1].number}"
+        if run[0].generation:
+            name = f"copies {name}"
+        live = sum(segment.live_bytes for segment in run)
+        cells.append([name, human_bytes(sum(segment.bytes for segment in run)), human_bytes(live), _why(run, at_ms)])
+    return cells
 
 
 def _holders(segment: SegmentExplanation) -> tuple[bool, frozenset[tuple[str, str | None, str | None]]]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 AGED_MAX: Final = 200
 """Queues of a store that are asked how old their first message is: those with most messages."""
+LETTERS_MAX: Final = 50
+"""Dead-letter queues of a store that are named: those with most letters."""
 
 
 def dead_letters(registry: StoreRegistry) -> Counter[tuple[Destination, SubscriptionKey | None]]:
@@ -48,13 +50,15 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
     dead = _dead_letter_queues(registry)
     for name, stats in stores.items():
         there = {d: n for d, n in stats.destinations.items() if d.kind is not Kind.MAP}
-        of_dead = sum(n for destination, n in there.items() if destination in dead)
+        of_dead = Counter({destination: n for destination, n in there.items() if n and destination in dead})
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
             "sync_seconds": stats.sync_seconds,
-            "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed, "dead": of_dead,
+            "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed,
+            "dead": sum(of_dead.values()),
             "oldest_ready_seconds": oldest_ready(registry, there), "waiting": stats.waiting, "failed": stats.failed,
+            "dead_letter_queues": {str(one): n for one, n in of_dead.most_common(LETTERS_MAX)},
         }  # fmt: skip
 
 

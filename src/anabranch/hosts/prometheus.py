@@ -71,9 +71,8 @@ class RouterCollector(Collector):
             note("messages", name, max(0, one.messages - one.leased - one.delayed), "ready")
             note("messages", name, one.leased, "leased")
             note("messages", name, one.delayed, "delayed")
-            live = one.journal_bytes * one.live_percent / 100
-            note("disk_bytes", name, live + one.large_bytes, "live")
-            note("disk_bytes", name, one.journal_bytes - live, "held")
+            note("disk_bytes", name, one.live_bytes, "live")
+            note("disk_bytes", name, one.held_bytes, "held")
             note("disk_bytes", name, one.pool_bytes, "pooled")
             note("disk_bytes", name, one.index_bytes, "index")
             note("waiting_receivers", name, one.waiting)
