@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, Generic
 
-from ....adapters.core.messages import Message
+from ....adapters.core.messages import Message, T
 from ....adapters.core.store_types import StoreStats, SubscriptionKey
 from ....policies.errors import DestinationError
 from ....policies.names.destination import Destination, Kind
@@ -30,6 +31,8 @@ text; `keys`: of each row what its buttons act on, where it has some."""
 
 FRESH: Final = 1.0
 """Seconds for which all pages are shown the same look."""
+CHECKED: Final = 5.0
+"""Seconds for which they are told the same of what is asked less often, and costs more."""
 STALE: Final = 30.0
 """Seconds after which rates since a look say nothing of now."""
 DESTINATIONS: Final = 50
@@ -44,41 +47,66 @@ BODY: Final = 2000
 """Characters of a body that are shown."""
 
 
+class _Shared(Generic[T]):
+    """A figure that all pages share for some seconds, or the error in its place. Threads: all; one finds it, the others
+    wait."""
+
+    def __init__(self, seconds: float, find: Callable[[], T]) -> None:
+        self._seconds, self._find = seconds, find
+        self._lock = threading.Lock()
+        """Guards the fields below."""
+        self._found: Future[T] | None = None
+        self._at = 0.0
+
+    def __call__(self) -> T:
+        with self._lock:
+            if self._found is None or time.monotonic() - self._at >= self._seconds:
+                self._found = Future()
+                try:
+                    self._found.set_result(self._find())
+                except Exception as error:
+                    self._found.set_exception(error)
+                self._at = time.monotonic()
+            return self._found.result()
+
+
 class Figures:
     """Asks one router for all pages. Threads: all. Errors are the router's."""
 
     def __init__(self, router: Router, *, bodies: bool) -> None:
         """`bodies`: dead letters are shown with their headers and bodies."""
         self._router, self._bodies = router, bodies
-        self._lock = threading.Lock()
-        """Guards the fields below; held while one thread looks, for all."""
-        self._look: Look | None = None
-        self._seen: dict[str, Any] = {}
+        self._before: Look | None = None
+        """The latest look; for the thread that looks."""
+        self.look = _Shared(FRESH, self._looked)
+        """Returns what changes from second to second: stores, the fullest destinations, and dead-letter queues."""
+        self.health = _Shared(CHECKED, self._checked)
+        """Returns whether each store can be used, and what is wrong. Each store syncs for it."""
+        self.transactions = _Shared(CHECKED, self._waiting)
+        """Returns the transactions that wait for an outcome."""
+        self.explain = _Shared(CHECKED, self._explained)
+        """Returns why each segment is kept. Each journal store waits meanwhile."""
 
-    def look(self) -> dict[str, Any]:
-        """Return what changes from second to second: stores, the fullest destinations, and dead-letter queues."""
-        with self._lock:
-            before, now = self._look, time.monotonic()
-            if before is None or now - before.at >= FRESH:
-                look, stats = look_at(self._router), self._router.stats()
-                recent = before if before is not None and look.at - before.at < STALE else None
-                letters = [found for store in look.stores for found in store["dead_letter_queues"].items()]
-                letters.sort(key=lambda one: (-one[1], one[0]))
-                self._seen = {
-                    "stores": _stores(look, recent, stats.stores),
-                    "destinations": self._destinations(stats.stores.values()),
-                    "letters": _table(
-                        ("dead-letter queue", "letters"), 1,
-                        [(printable(name), f"{count:,}") for name, count in letters],
-                        [name for name, _ in letters],
-                    ),
-                    "notes": [
-                        *(f"Store {name} does not answer; these are old figures." for name in stats.unresponsive),
-                        *(f"Store {one['store']} has failed: {one['failed']}" for one in look.stores if one["failed"]),
-                    ],
-                }  # fmt: skip
-                self._look = look
-            return self._seen
+    def _looked(self) -> dict[str, Any]:
+        look, stats, before = look_at(self._router), self._router.stats(), self._before
+        if before is not None and look.at - before.at >= STALE:
+            before = None
+        self._before = look
+        letters = [found for store in look.stores for found in store["dead_letter_queues"].items()]
+        letters.sort(key=lambda one: (-one[1], one[0]))
+        return {
+            "stores": _stores(look, before, stats.stores),
+            "destinations": self._destinations(stats.stores.values()),
+            "letters": _table(
+                ("dead-letter queue", "letters"), 1,
+                [(printable(name), f"{count:,}") for name, count in letters],
+                [name for name, _ in letters],
+            ),
+            "notes": [
+                *(f"Store {name} does not answer; these are old figures." for name in stats.unresponsive),
+                *(f"Store {one['store']} has failed: {one['failed']}" for one in look.stores if one["failed"]),
+            ],
+        }  # fmt: skip
 
     def _destinations(self, stores: Iterable[StoreStats]) -> Table:
         """Return the queues and subscriptions that hold most."""
@@ -102,14 +130,12 @@ class Figures:
         found = _table(_without_dead(HEADS), 1, rows)
         return found | {"total": len(held)}
 
-    def health(self) -> dict[str, Any]:
-        """Return whether each store can be used, and what is wrong. Each store syncs for it."""
+    def _checked(self) -> dict[str, Any]:
         found = self._router.health()
         (heads, *rows), wrong = health_shown(found)
         return {"ok": found.ok, "wrong": wrong, "stores": _table(heads, 2, rows)}
 
-    def transactions(self) -> dict[str, Any]:
-        """Return the transactions that wait for an outcome."""
+    def _waiting(self) -> dict[str, Any]:
         heads = ("transaction", "stores", "outcome", "why it waits", "sends", "acks")
         rows = [
             (
@@ -180,8 +206,7 @@ class Figures:
         rest = f" {missed:,} could not be received: somebody holds them, or they are gone." if missed else ""
         return f"{count_of(len(chosen), 'dead letter')} of {queue.destination} {verb}.{rest}"
 
-    def explain(self) -> dict[str, Any]:
-        """Return why each segment is kept. Each journal store waits meanwhile."""
+    def _explained(self) -> dict[str, Any]:
         found = inspection_of(self._router).explain()
         stores = []
         for store in found.stores:
