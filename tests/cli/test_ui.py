@@ -118,6 +118,7 @@ VIEWS: Final = {"wide-light": (1280, "light"), "narrow-dark": (360, "dark")}
 def page(request: pytest.FixtureRequest, chromium: Browser, url: str) -> Iterator[Page]:
     width, scheme = VIEWS[request.param]
     context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE * 1000)
     page = context.new_page()
     told: list[str] = []
     page.on("console", lambda message: told.append(f"console: {message.text}"))
@@ -190,6 +191,7 @@ def test_dead_letters_go_back_or_go(chromium: Browser, url: str, router: anabran
     reject(router, "orders.settled", LETTERS)
     letters = router.queue("dlq.orders.settled")
     page = chromium.new_page()
+    page.set_default_timeout(PATIENCE * 1000)
     asked: list[str] = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
     page.goto(url)
@@ -219,8 +221,8 @@ def test_dead_letters_go_back_or_go(chromium: Browser, url: str, router: anabran
     of_queue.get_by_text("Put all back").click()
     done(f"{LETTERS - 2} dead letters")
     assert (letters.depth(), router.queue("orders.settled").depth()) == (0, LETTERS - 2)
-    with page.expect_popup(timeout=PATIENCE * 1000) as popup:
-        page.get_by_role("link", name="The report").click(timeout=PATIENCE * 1000)
+    with page.expect_popup() as popup:
+        page.get_by_role("link", name="The report").click()
     assert popup.value.title() == "Which destinations should share a store"
     assert url.partition("#")[2] not in popup.value.url
     page.close()
@@ -249,6 +251,7 @@ def test_other_pages_cannot_use_it(chromium: Browser, url: str, router: anabranc
         <form method="post" enctype="text/plain" action="{home}api/discard" target="out">
         <input name='{{"queue": "queue://dlq.orders.rejected", "seqs": null, "x": "' value='"}}'></form>""".encode()
     context = chromium.new_context()
+    context.set_default_timeout(PATIENCE * 1000)
     mine, other = context.new_page(), context.new_page()
     mine.goto(url)
     mine.wait_for_selector("#store-table table")
@@ -368,6 +371,7 @@ def test_garbage_is_refused(server: Server) -> None:
 
 def test_who_says_nothing_or_reads_nothing_keeps_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred clients that do nothing: those that have let it wait longest go when others come."""
+    monkeypatch.setattr(serving, "GRACE", 0.1)
     idle = [socket.create_connection((HOST, server.server_port), PATIENCE) for _ in range(100)]
     for one in idle[::2]:
         one.sendall(b"GET / HTTP/1.1\r\nHost: ")

@@ -95,6 +95,7 @@ class Figures:
         letters = [found for store in look.stores for found in store["dead_letter_queues"].items()]
         letters.sort(key=lambda one: (-one[1], one[0]))
         return {
+            "owner_pid": look.owner_pid,
             "stores": _stores(look, before, stats.stores),
             "destinations": self._destinations(stats.stores.values()),
             "letters": _table(

@@ -1,8 +1,8 @@
 """The server of the page: HTTP on 127.0.0.1, for browsers of this machine whose user has the token.
 
 Whatever the peer does, it takes a bounded part of this process. A request has 10 seconds to come, whole and of 64 KiB
-at most, and its answer 10 seconds to be read. 64 connections have a thread each. One more takes the place of the one
-that has let us wait longest; where all are being answered it is closed.
+at most, and its answer 10 seconds to be read. 64 connections have a thread each. One more waits for the next place. It
+takes that of the one that has let us wait longest, where that is more than a second.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ CONNECTIONS: Final = 64
 """Connections that have a thread. A browser has six to one server."""
 PATIENCE: Final = 10.0
 """Seconds that a request may take to come, and an answer to be read."""
+GRACE: Final = 1.0
+"""Seconds that a connection may let us wait while others wait for its place."""
 REQUEST_BYTES: Final = 64 << 10
 TOKEN: Final = "X-Token"
 """The header of the token. Another origin cannot set it: no answer here allows that."""
@@ -73,12 +75,12 @@ class Server(ThreadingHTTPServer):
         self.facts = {**facts, "write": write}
         self.page = files(__package__).joinpath("page.html").read_bytes()
         self.policy = _policy(self.page)
-        self._lock = threading.Lock()
-        """Guards the two fields below."""
+        self._room = threading.Condition()
+        """Guards the two fields below; notified of a place."""
         self._count = 0
         """Connections that there are."""
-        self._waiting: dict[socket.socket, None] = {}
-        """Those whose peer has to do something, in the order in which they came."""
+        self._waiting: dict[socket.socket, float] = {}
+        """Those whose peer has to do something, and since when (monotonic), in that order."""
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -100,19 +102,18 @@ class Server(ThreadingHTTPServer):
         self.server_name, self.server_port = HOST, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection its thread, and its place."""
-        with self._lock:
-            oldest = next(iter(self._waiting), None) if self._count >= CONNECTIONS else None
-            if oldest is not None:
-                del self._waiting[oldest]
-                _cut(oldest)
-            is_full = self._count >= CONNECTIONS and oldest is None
-            if not is_full:
-                self._count += 1
-                self._waiting[request] = None
-        if is_full:
-            self.shutdown_request(request)
-            return
+        """Give a connection its thread, once there is a place; others wait in the system's line meanwhile."""
+        with self._room:
+            while self._count >= CONNECTIONS:
+                oldest, since = next(iter(self._waiting.items()), (None, time.monotonic()))
+                left = since + GRACE - time.monotonic()
+                if oldest is not None and left <= 0:
+                    del self._waiting[oldest]
+                    _cut(oldest)
+                    break  # its thread ends at once
+                self._room.wait(left)
+            self._count += 1
+            self._waiting[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -127,16 +128,17 @@ class Server(ThreadingHTTPServer):
             self._ended(request)
 
     def _ended(self, request: socket.socket) -> None:
-        with self._lock:
+        with self._room:
             self._count -= 1
             self._waiting.pop(request, None)
+            self._room.notify()
 
     def waits(self, request: socket.socket, does: bool) -> None:
         """Note that it is the peer's turn, or that it is ours."""
-        with self._lock:
+        with self._room:
             self._waiting.pop(request, None)
             if does:
-                self._waiting[request] = None
+                self._waiting[request] = time.monotonic()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error of a connection: that its peer has gone, mostly."""
