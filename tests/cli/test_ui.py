@@ -32,11 +32,12 @@ from ..partitioning.test_report_page import _CONTRAST as CONTRAST
 from ..places import in_memory
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 HOSTILE: Final = "<img src=x onerror=document.title='taken'>"
 QUEUES: Final = 1000
 LETTERS: Final = 12
+XID: Final = Xid(1, "order-17", "messages")
 
 
 def router_in(directory: Path) -> anabranch.Router:
@@ -69,28 +70,27 @@ def router(place: Path) -> Iterator[anabranch.Router]:
     stop = threading.Event()
 
     def load() -> None:
-        busy = router.queue("telemetry")
+        busy = ours.queue("telemetry")
         while not stop.wait(0.01):
             busy.send_many([b"1"] * 10)
-            router.ack(busy.receive_many(9))
+            ours.ack(busy.receive_many(9))
 
-    with router_in(place / "data") as router:
+    with router_in(place / "data") as ours:
         for number in range(QUEUES):
-            router.queue(f"orders.region-{number}").send(b"1")
-        router.queue("orders.fullest").send_many([b"1"] * 500)
-        router.topic("prices").subscribe("audit", client_id="billing")
-        router.topic("prices").send_many([b"1"] * 400)
-        reject(router, "orders.rejected", LETTERS)
-        doubtful = router.transaction(Xid(1, "order-17", "messages"))
+            ours.queue(f"orders.region-{number}").send(b"1")
+        ours.queue("orders.fullest").send_many([b"1"] * 500)
+        ours.topic("prices").subscribe("audit", client_id="billing")
+        ours.topic("prices").send_many([b"1"] * 400)
+        reject(ours, "orders.rejected", LETTERS)
+        doubtful = ours.transaction(XID)
         doubtful.send("orders.paid", b"1")
         doubtful.prepare()
-        router.start_usage_log()
         thread = threading.Thread(target=load)
         thread.start()
-        yield router
+        yield ours
         stop.set()
         thread.join()
-        router.rollback(doubtful.xid)
+        ours.rollback(XID)
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +193,13 @@ def test_dead_letters_go_back_or_go(chromium: Browser, url: str, router: anabran
     page = chromium.new_page()
     page.set_default_timeout(PATIENCE * 1000)
     asked: list[str] = []
-    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
+
+    def agree(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", agree)
     page.goto(url)
-    page.click("text=Make the report")
     of_queue = page.locator("tr[data-key='queue://dlq.orders.settled']")
     of_queue.get_by_text("Show").click()
     page.wait_for_selector("#letter-table table")
@@ -221,10 +225,6 @@ def test_dead_letters_go_back_or_go(chromium: Browser, url: str, router: anabran
     of_queue.get_by_text("Put all back").click()
     done(f"{LETTERS - 2} dead letters")
     assert (letters.depth(), router.queue("orders.settled").depth()) == (0, LETTERS - 2)
-    with page.expect_popup() as popup:
-        page.get_by_role("link", name="The report").click()
-    assert popup.value.title() == "Which destinations should share a store"
-    assert url.partition("#")[2] not in popup.value.url
     page.close()
 
 
@@ -399,6 +399,38 @@ def test_who_says_nothing_or_reads_nothing_keeps_nobody_out(server: Server, monk
         while chunk := slow.recv(1 << 20):
             read += len(chunk)
         assert read < len(big)
+
+
+def report(server: Server) -> dict[str, str]:
+    """Let it make a report, and return what became of it."""
+    assert ask(server, "/api/advice")[1] == {"state": "none"}
+    assert ask(server, "/api/advice", body={})[1]["state"] == "running"
+    found: dict[str, str] = {}
+    eventually(lambda: found.update(ask(server, "/api/advice")[1]) or found["state"] != "running")
+    return found
+
+
+def test_a_report_that_cannot_be_made_says_why(server: Server) -> None:
+    found = report(server)
+    assert (found["state"], "there is no usage log at" in found["error"]) == ("failed", True)
+
+
+@pytest.mark.campaign
+def test_the_report_is_made_when_asked(server: Server, chromium: Browser) -> None:
+    router = server.figures._router
+    router.start_usage_log()
+    for _ in range(20):
+        router.queue("private").send(b"1")
+        router.ack(router.queue("private").receive_many(1))
+    router.stop_usage_log()
+    found = report(server)
+    assert found["state"] == "ready", found
+    assert ask(server, found["path"], {TOKEN: ""})[0] == 200
+    assert ask(server, found["path"][:-1])[0] == 404
+    page = chromium.new_page()
+    page.goto(f"http://{HOST}:{server.server_port}{found['path']}")
+    assert page.title() == "Which destinations should share a store"
+    page.close()
 
 
 def test_a_port_that_is_taken_is_named(server: Server) -> None:
