@@ -419,9 +419,9 @@ def test_a_report_that_cannot_be_made_says_why(server: Server) -> None:
 def test_the_report_is_made_when_asked(server: Server, chromium: Browser) -> None:
     router = server.figures._router
     router.start_usage_log()
-    for _ in range(20):
-        router.queue("private").send(b"1")
-        router.ack(router.queue("private").receive_many(1))
+    for delay in (0.0, 0.1):  # a trace spans some time
+        router.queue("private").send(b"1", deliver_in=delay)
+        router.ack(router.queue("private").receive_many(9, timeout=PATIENCE))
     router.stop_usage_log()
     found = report(server)
     assert found["state"] == "ready", found
