@@ -5,6 +5,7 @@
 # minutes of random examples.
 # make test-hosts runs the tests of the programs that stand on Anabranch, each in an environment of its own;
 # make test-hosts-huey those of one.
+# make docs makes the documentation a site, in build/site.
 
 PYTHON ?= python3
 VENV = .venv
@@ -19,11 +20,12 @@ COMPILED = adapters/system/compiled_loops.pyx adapters/system/crc32c.h $(APPENDI
 
 HOSTS = $(patsubst tests/hosts/%/requirements.txt,%,$(wildcard tests/hosts/*/requirements.txt))
 HOST_VENVS = .venv-hosts
+DOCS_VENV = $(HOST_VENVS)/docs
 
 PYTHONS = $(PYTHON)
 DIST = dist
 
-.PHONY: demo test test-pure test-hosts $(HOSTS:%=test-hosts-%) campaigns test-all lint format bench wheels clean
+.PHONY: demo test test-pure test-hosts $(HOSTS:%=test-hosts-%) campaigns test-all lint format docs bench wheels clean
 
 demo: $(VENV)/.installed-all
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -60,6 +62,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+docs: $(DOCS_VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict --config-file .ci/site/mkdocs.yml $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -110,6 +115,16 @@ $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
 	    for sdist in $(@D)/sdists/*.tar.gz; do tar -xzf "$$sdist" -C $(@D)/sdists || exit 1; done; \
 	fi
+	@touch $@
+
+# That of the site reads the modules, and runs none: what the extra `docs` names, without Anabranch.
+$(DOCS_VENV)/.installed: $(VENV)/.made pyproject.toml
+	@echo "Installing what makes the site into $(@D)."
+	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	    print(*extras["docs"], sep="\n")' >$(@D)/requirements.txt
+	@$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
+	    --requirement $(@D)/requirements.txt
 	@touch $@
 
 $(HOST_VENVS)/.wheel: $(VENV)/.made pyproject.toml

@@ -31,10 +31,10 @@ from anabranch.router.placement import record as placement
 from anabranch.router.placement.on_disk.in_force import KEPT
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
