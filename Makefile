@@ -85,9 +85,11 @@ clean:
 	rm -rf $(VENV) $(HOST_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    adapters/system/compiled_loops.c $(APPENDING)/compiled_appender.c adapters/system/*.so $(APPENDING)/*.so
 
+# (A tree that came as an sdist has no links.)
 $(VENV)/.made:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || { \
 	    echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=/path/to/python3.13 ..." >&2; exit 1; }
+	@cd src/anabranch && for room in router adapters policies; do [ -e $$room ] || ln -s ../../$$room; done
 	@$(PYTHON) -m venv $(VENV) || { \
 	    echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@touch $@
@@ -121,8 +123,8 @@ $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 $(DOCS_VENV)/.installed: $(VENV)/.made pyproject.toml
 	@echo "Installing what makes the site into $(@D)."
 	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
-	@$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	    print(*extras["docs"], sep="\n")' >$(@D)/requirements.txt
+	@$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*project["optional-dependencies"]["docs"], sep="\n")' >$(@D)/requirements.txt
 	@$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
 	    --requirement $(@D)/requirements.txt
 	@touch $@

@@ -32,8 +32,8 @@ class ConfigError(AnabranchError):
     """The configuration is wrong; nothing was opened or created. `problems` holds all of them, not just the first."""
 
     def __init__(self, problems: Sequence[Problem | str], path: str | None = None) -> None:
-        self.problems = [p if isinstance(p, Problem) else Problem(p) for p in problems]
-        self.path = path
+        self.problems: list[Problem] = [p if isinstance(p, Problem) else Problem(p) for p in problems]
+        self.path: str | None = path
         super().__init__("\n".join(self._line(p) for p in self.problems))
 
     def _line(self, problem: Problem) -> str:
@@ -67,7 +67,10 @@ class CorruptionError(AnabranchError):
 
     def __init__(self, path: str, offset: int, reason: str, step: str = "") -> None:
         """Make the error. `step` says what to do about it, where somebody knows."""
-        self.path, self.offset, self.reason, self.step = path, offset, reason, step
+        self.path: str = path
+        self.offset: int = offset
+        self.reason: str = reason
+        self.step: str = step
         self.held: Mapping[str, int | None] = {}
         """The destinations whose messages lie in what is damaged, as far as that is known, and how many messages; None
         where nobody can tell how many."""
@@ -160,7 +163,7 @@ class TransactionInDoubt(TransactionError):  # noqa: N818  the field's own word 
     def __init__(self, text: str, transaction: str, stores: Sequence[str]) -> None:
         self.transaction = transaction
         """The transaction's id, as `Router.in_doubt()` shows it."""
-        self.stores = list(stores)
+        self.stores: list[str] = list(stores)
         super().__init__(text)
 
 

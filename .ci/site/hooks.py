@@ -22,7 +22,7 @@ def outside(page: str, link: str) -> str | None:
 
 def page_of(path: str) -> str:
     """Return the page of the site on which a file or a folder is shown."""
-    return "changelog.md" if path == "CHANGELOG.md" else f"source/{path}.md"
+    return "changelog.md" if path == "CHANGELOG.md" else f"source/{path.lstrip('.')}.md"
 
 
 def shown(path: str) -> str:

@@ -453,25 +453,25 @@ class Message(Generic[T_co]):
         persistent: bool = True,
     ) -> None:
         self._store = store
-        self.destination = destination
-        self.seq = seq
+        self.destination: Destination = destination
+        self.seq: int = seq
         self.body = body  # type: ignore[assignment]
         if isinstance(body, LargeBody):
             self.__class__ = LargeMessage  # type: ignore[assignment]
-        self.headers = headers
-        self.message_id = message_id
-        self.timestamp_ms = timestamp_ms
-        self.leased = leased
+        self.headers: dict[str, Any] = headers
+        self.message_id: str | None = message_id
+        self.timestamp_ms: int = timestamp_ms
+        self.leased: bool = leased
         self._note = note
         """The store's own; nobody else looks at it."""
-        self.priority = priority
-        self.expires_at_ms = expires_at_ms
-        self.deliveries = deliveries
+        self.priority: int = priority
+        self.expires_at_ms: int = expires_at_ms
+        self.deliveries: int = deliveries
         """How often it has been handed out, this time too: 1 the first time. For a browsed message: how often it came
         back."""
-        self.subscription = subscription
+        self.subscription: SubscriptionKey | None = subscription
         """The subscription of a topic's message; None if it was browsed or leased for the topic as a whole."""
-        self.persistent = persistent
+        self.persistent: bool = persistent
         """True if its sender said so; whatever that was, nothing of a memory store survives."""
 
     @property

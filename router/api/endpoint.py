@@ -59,7 +59,7 @@ class Endpoint(Generic[T]):
 
     def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[T] | None = None) -> None:
         self._registry = registry
-        self.destination = destination
+        self.destination: Destination = destination
         self._codec = codec
 
     def __repr__(self) -> str:

@@ -73,7 +73,7 @@ class Map(Generic[V]):
 
     def __init__(self, registry: StoreRegistry, destination: Destination, codec: Codec[V] | None = None) -> None:
         self._registry = registry
-        self.destination = destination
+        self.destination: Destination = destination
         self._codec = codec
 
     def __eq__(self, other: object) -> bool:

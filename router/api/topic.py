@@ -20,6 +20,7 @@ from .consumer import Backlog, Consumer
 from .endpoint import Endpoint
 
 if TYPE_CHECKING:
+    from ...policies.names.destination import Destination
     from ..placement.registry import StoreRegistry
     from .codecs import Codec
 
@@ -35,8 +36,8 @@ class Subscriber(Consumer[T]):
     def __init__(self, registry: StoreRegistry, subscription: Subscription, codec: Codec[T] | None = None) -> None:
         self._registry = registry
         self._codec = codec
-        self.subscription = subscription
-        self.destination = subscription.topic
+        self.subscription: Subscription = subscription
+        self.destination: Destination = subscription.topic
         """The topic."""
         self._key = subscription.key
 

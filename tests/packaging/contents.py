@@ -23,12 +23,16 @@ def of_sdist(sdist: Path, project: dict[str, Any]) -> list[str]:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     setup = project["tool"]["setuptools"]
-    wanted = {"LICENSE", "README.md", "pyproject.toml"}
+    wanted = {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
     wanted.update(name for one in setup["ext-modules"] for name in (*one["sources"], *one["depends"]))
     for package in setup["packages"]:
         folder = source_folder(project, package.replace(".", "/"))
         patterns = ["*.py", *setup["package-data"].get(package, [])]
         wanted.update(str(path.relative_to(ROOT)) for pattern in patterns for path in folder.glob(pattern))
+    # What a distributor builds the pages of, and tests with.
+    for folder, pattern in (("docs", "*.*"), ("examples", "*"), ("tests", "*.*"), (".ci", "*")):
+        files = (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+        wanted.update(str(path.relative_to(ROOT)) for path in files if path.suffix not in (".so", ".nbi", ".nbc"))
     translated = {str(Path(name).with_suffix(".c")) for name in wanted if name.endswith(".pyx")}
     made = {name for name in names if name.endswith(".so")} | translated & names
     return [f"misses {name}" for name in sorted(wanted - names)] + [f"holds {name}" for name in sorted(made)]

@@ -22,6 +22,7 @@ import anabranch
 import anabranch.aio
 import anabranch.worker
 from anabranch.policies import errors
+from anabranch.policies.config import loads
 
 from ..contract.disk import PATIENCE
 
@@ -84,7 +85,7 @@ def write_files(text: str, where: Path) -> None:
 
 def run(command: list[str], where: Path, environment: dict[str, str]) -> str:
     """What a command has said, which must end well."""
-    done = subprocess.run(command, cwd=where, env=environment, timeout=PATIENCE, text=True, capture_output=True)
+    done = subprocess.run(command, cwd=where, env=environment, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -99,6 +100,15 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path, environment: dict[str, s
     )
     told = "".join(block for language, block in blocks(page) if language == "text")
     assert re.fullmatch(re.escape(told).replace(r"\*", ".*"), said), said
+
+
+def test_the_programs_of_the_first_page_and_of_many_processes_run(tmp_path: Path, environment: dict[str, str]) -> None:
+    first = blocks((DOCS / "index.md").read_text())
+    assert [language for language, _ in first] == ["python", "yaml"]
+    many = dict(reversed(blocks((DOCS / "processes.md").read_text())))["python"]
+    said = run([sys.executable, "-c", f"{first[0][1]}\n{many}"], tmp_path, environment)
+    assert said == "b'resize cat.jpg'\n"
+    assert [store.name for store in loads(first[1][1], tmp_path).stores] == ["orders", "telemetry", "scratch", "rest"]
 
 
 def recipe(title: str, where: Path) -> None:
