@@ -30,8 +30,8 @@ def of_sdist(sdist: Path, project: dict[str, Any]) -> list[str]:
         patterns = ["*.py", *setup["package-data"].get(package, [])]
         wanted.update(str(path.relative_to(ROOT)) for pattern in patterns for path in folder.glob(pattern))
     # What a distributor builds the pages of, and tests with.
-    for folder, pattern in (("docs", "*.*"), ("examples", "*"), ("tests", "*.*"), (".ci", "*")):
-        files = (path for path in (ROOT / folder).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+    for top, pattern in (("docs", "*.*"), ("examples", "*"), ("tests", "*.*"), (".ci", "*")):
+        files = (path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
         wanted.update(str(path.relative_to(ROOT)) for path in files if path.suffix not in (".so", ".nbi", ".nbc"))
     translated = {str(Path(name).with_suffix(".c")) for name in wanted if name.endswith(".pyx")}
     made = {name for name in names if name.endswith(".so")} | translated & names
