@@ -41,8 +41,9 @@ test-pure: $(VENV)/.installed-dev
 # They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
 test-hosts: $(HOSTS:%=test-hosts-%)
 
+# A host whose program needs a newer Python than the tests' says so in its python.txt; where there is none it is left out.
 $(HOSTS:%=test-hosts-%): test-hosts-%: $(HOST_VENVS)/%/.installed
-	@PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$*/bin/python -m pytest --confcutdir tests/hosts -m "" \
+	@[ ! -x $(HOST_VENVS)/$*/bin/python ] || PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$*/bin/python -m pytest --confcutdir tests/hosts -m "" \
 	    -o filterwarnings=default $(ARGS) tests/hosts/$*
 
 campaigns: $(VENV)/.installed-dev
@@ -107,17 +108,28 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml $(COMPILED)
 
 # The environment of one host: what is pinned, with the names and needs of this tree, and beside it the sdists whose tests
 # are run here. The modules are the tree's own, as `make` has compiled them; the wheel, which has the entry points, is not.
+# For another Python the wheel is made anew, and nothing is compiled.
 $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
-	@echo "Installing Anabranch and $* into $(@D)."
-	@rm -rf $(@D) && $(BIN)/python -m venv --without-pip $(@D)
-	@$(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
-	    "$$(echo $(HOST_VENVS)/dist/*.whl)[$*]" --requirement tests/hosts/$*/requirements.txt
-	@mkdir $(@D)/sdists && if [ -e tests/hosts/$*/sdists.txt ]; then \
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@least=$$(cat tests/hosts/$*/python.txt 2>/dev/null || echo 3.11); \
+	for python in $(BIN)/python python3.14 python3.13 python3.12 \
+	        $$(for found in 3.14 3.13 3.12; do echo "$$(pyenv prefix $$found 2>/dev/null)/bin/python"; done); do \
+	    "$$python" -c "import sys, venv; sys.exit(sys.version_info < ($$(echo $$least | tr . ,)))" 2>/dev/null && break; \
+	    python=; \
+	done; \
+	[ -n "$$python" ] || { echo "== NO PYTHON $$least: the tests of $* are left out"; exit 0; }; \
+	echo "Installing Anabranch and $* into $(@D)."; \
+	wheel=$$(echo $(HOST_VENVS)/dist/*.whl); \
+	[ "$$python" = $(BIN)/python ] || wheel=.; \
+	"$$python" -m venv --without-pip $(@D) && \
+	CC=false $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
+	    "$$wheel[$*]" --requirement tests/hosts/$*/requirements.txt
+	@mkdir $(@D)/sdists && if [ -x $(@D)/bin/python ] && [ -e tests/hosts/$*/sdists.txt ]; then \
 	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
 	    for sdist in $(@D)/sdists/*.tar.gz; do tar -xzf "$$sdist" -C $(@D)/sdists || exit 1; done; \
 	fi
-	@touch $@
+	@[ ! -x $(@D)/bin/python ] || touch $@
 
 # That of the site reads the modules, and runs none: what the extra `docs` names, without Anabranch.
 $(DOCS_VENV)/.installed: $(VENV)/.made pyproject.toml
