@@ -43,7 +43,8 @@ test-hosts: $(HOSTS:%=test-hosts-%)
 
 # A host whose program needs a newer Python than the tests' says so in its python.txt; where there is none it is left out.
 $(HOSTS:%=test-hosts-%): test-hosts-%: $(HOST_VENVS)/%/.installed
-	@[ ! -x $(HOST_VENVS)/$*/bin/python ] || PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$*/bin/python -m pytest --confcutdir tests/hosts -m "" \
+	@[ ! -x $(HOST_VENVS)/$*/bin/python ] || \
+	    PYTHONPATH=$(CURDIR)/src $(HOST_VENVS)/$*/bin/python -m pytest --confcutdir tests/hosts -m "" \
 	    -o filterwarnings=default $(ARGS) tests/hosts/$*
 
 campaigns: $(VENV)/.installed-dev
@@ -119,11 +120,12 @@ $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 	done; \
 	[ -n "$$python" ] || { echo "== NO PYTHON $$least: the tests of $* are left out"; exit 0; }; \
 	echo "Installing Anabranch and $* into $(@D)."; \
-	wheel=$$(echo $(HOST_VENVS)/dist/*.whl); \
+	wheel=$$(echo $(HOST_VENVS)/dist/*.whl) extra=; \
+	! grep -q '^$* = ' pyproject.toml || extra="[$*]"; \
 	[ "$$python" = $(BIN)/python ] || wheel=.; \
 	"$$python" -m venv --without-pip $(@D) && \
 	CC=false $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
-	    "$$wheel[$*]" --requirement tests/hosts/$*/requirements.txt
+	    "$$wheel$$extra" --requirement tests/hosts/$*/requirements.txt
 	@mkdir $(@D)/sdists && if [ -x $(@D)/bin/python ] && [ -e tests/hosts/$*/sdists.txt ]; then \
 	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
 	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \

@@ -21,6 +21,7 @@ SAYS = {
         "dead: job 13 (nobody makes thirteen)\n"
         "dead: job 213 (nobody makes thirteen)\n"
     ),
+    "log_records": "killed: True\n1000 records logged, 0 missing\n",
     "many_processes": (
         "a worker was killed; its job is free again: a bad day\n200 jobs done by 4 processes; left: 0\n"
     ),

@@ -40,8 +40,8 @@ def pyproject() -> dict[str, Any]:
 
 def in_tree() -> set[str]:
     """Every package of the source tree, by its import name."""
-    found = {"anabranch", "anabranch.hosts"}
-    for name, folder in SOURCES.items():
+    found = {"anabranch"}
+    for name, folder in {"anabranch.hosts": "src/anabranch/hosts", **SOURCES}.items():
         for init in (ROOT / folder).rglob("__init__.py"):
             found.add(".".join([name, *init.parent.relative_to(ROOT / folder).parts]))
     return found
@@ -131,9 +131,10 @@ def test_all_is_every_extra_that_a_user_would_want(pyproject: dict[str, Any]) ->
     assert extras["all"] == [f"anabranch[{wanted}]"]
 
 
-def test_every_host_is_an_extra_with_tests_of_its_own(pyproject: dict[str, Any]) -> None:
-    modules = {path.stem for path in (ROOT / "src/anabranch/hosts").glob("[!_]*.py")}
-    assert modules == HOSTS <= pyproject["project"]["optional-dependencies"].keys()
+def test_every_host_is_an_extra_or_an_example_with_tests_of_its_own(pyproject: dict[str, Any]) -> None:
+    modules = {path.stem for path in (ROOT / "src/anabranch/hosts").glob("[!_]*") if path.suffix in {"", ".py"}}
+    assert modules <= HOSTS & pyproject["project"]["optional-dependencies"].keys()
+    assert {path.name for path in (ROOT / "examples").iterdir()} >= HOSTS - modules, "no module, nor an example"
     for host in HOSTS:
         for line in (ROOT / "tests/hosts" / host / "requirements.txt").read_text().splitlines():
             assert re.fullmatch(r"[\w.\[\]-]+==[\w.]+|#.*", line), f"{host} does not pin {line}"

@@ -44,7 +44,7 @@ class AsDummy(AnabranchBackend):
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         super().__init__(alias, {**params, "OPTIONS": {"router": router, "database": None}})
-        self.options = {}
+        self.options: dict[str, Any] = {}
 
     @property
     def results(self) -> list[TaskResult]:
@@ -74,7 +74,7 @@ def cases() -> dict[str, unittest.TestCase]:
         importlib.import_module(f"tasks.test_{name}") for name in ("dummy_backend", "immediate_backend", "tasks")
     ]
     suites = map(unittest.TestLoader().loadTestsFromModule, modules)
-    return {case.id().removeprefix("tasks."): case for suite in suites for one in suite for case in one}  # type: ignore[union-attr]
+    return {case.id().removeprefix("tasks."): case for suite in suites for one in suite for case in one}  # type: ignore
 
 
 CASES = cases()

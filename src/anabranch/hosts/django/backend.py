@@ -198,8 +198,8 @@ class AnabranchBackend(BaseTaskBackend):
         change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
         try:
             self._end(message, name, self._encoded(result))
-        except anabranch.MessageTooLargeError as error:
-            change(result, _return_value=None)
+        except (anabranch.MessageTooLargeError, anabranch.TransactionError) as error:
+            change(result, _return_value=None)  # too large; if it is something else, the next write raises that, too
             self._failed(message, result, error, again=False)
             return
         task_finished.send(type(self), task_result=result)
