@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -35,6 +36,10 @@ log = logging.getLogger(__name__)
 _TIMES: Final = {"enqueued_at", "started_at", "last_attempted_at", "finished_at", "run_after"}
 
 
+_LARGE: Final = 1 << 20
+"""Bytes of a record from which on an error of its transaction is that it is too large."""
+
+
 def change(result: TaskResult, **values: Any) -> None:
     """Set fields of a result, which is frozen for others."""
     for name, value in values.items():
@@ -45,7 +50,8 @@ def _json(value: Any, what: str) -> Any:
     try:
         return normalize_json(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{what}, which has to be JSON. {error}; pass what it is made of, or a key to it") from error
+        shown = f"{value!r:.200}, which has to be JSON"
+        raise TypeError(f"{what} {shown}. {error}; pass what it is made of, or a key to it") from error
 
 
 def _times(values: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -111,8 +117,8 @@ class AnabranchBackend(BaseTaskBackend):
         what = f"{task.module_path} is called with"
         result = TaskResult(
             task=task, id=get_random_string(32), status=TaskResultStatus.READY, enqueued_at=timezone.now(),
-            started_at=None, last_attempted_at=None, finished_at=None, args=_json(args, f"{what} {args!r}"),
-            kwargs=_json(kwargs, f"{what} {kwargs!r}"), backend=self.alias, errors=[], worker_ids=[],
+            started_at=None, last_attempted_at=None, finished_at=None, args=_json(args, what),
+            kwargs=_json(kwargs, what), backend=self.alias, errors=[], worker_ids=[],
         )  # fmt: skip
         database = self._given.database
         if database is None or not connections[database].in_atomic_block:
@@ -183,6 +189,9 @@ class AnabranchBackend(BaseTaskBackend):
             record |= {"status": str(TaskResultStatus.FAILED), "finished_at": timezone.now().isoformat()}
             self._end(message, name, json.dumps(record).encode())
             return
+        if result.is_finished:
+            message.ack()
+            return
         now, task = timezone.now(), result.task
         change(result, status=TaskResultStatus.RUNNING, last_attempted_at=now, started_at=result.started_at or now)
         result.worker_ids.append(worker_id)
@@ -191,17 +200,22 @@ class AnabranchBackend(BaseTaskBackend):
         try:
             given = [TaskContext(task_result=result)] if task.takes_context else []
             value = task.call(*given, *result.args, **result.kwargs)
-            change(result, _return_value=_json(value, f"{task.module_path} has returned {value!r}"))
+            change(result, _return_value=_json(value, f"{task.module_path} has returned"))
         except BaseException as error:  # a thread is told of no signal: they are the task's own
             self._failed(message, result, error, again=len(result.errors) < self._given.retries)
             return
         change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
+        body = self._encoded(result)
         try:
-            self._end(message, name, self._encoded(result))
+            self._end(message, name, body)
         except (anabranch.MessageTooLargeError, anabranch.TransactionError) as error:
-            change(result, _return_value=None)  # too large; if it is something else, the next write raises that, too
-            self._failed(message, result, error, again=False)
-            return
+            if len(body) < _LARGE:
+                raise
+            result.errors.append(_error(error))
+            change(result, status=TaskResultStatus.FAILED, _return_value=None)
+            self.records.put(name, self._encoded(result), ttl=self._given.result_ttl)
+            with suppress(anabranch.UnknownMessageError):  # the transaction gave it back; it comes again
+                message.ack()
         task_finished.send(type(self), task_result=result)
 
     def _failed(self, message: anabranch.Message, result: TaskResult, error: BaseException, again: bool) -> None:
