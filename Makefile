@@ -127,8 +127,8 @@ $(HOST_VENVS)/%/.installed: tests/hosts/%/requirements.txt $(HOST_VENVS)/.wheel
 	CC=false $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python install --quiet --no-compile \
 	    "$$wheel$$extra" --requirement tests/hosts/$*/requirements.txt
 	@mkdir $(@D)/sdists && if [ -x $(@D)/bin/python ] && [ -e tests/hosts/$*/sdists.txt ]; then \
-	    $(BIN)/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
-	        --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
+	    $(BIN)/python -m pip --disable-pip-version-check --python $(@D)/bin/python download --quiet \
+	        --no-deps --no-binary :all: --dest $(@D)/sdists --requirement tests/hosts/$*/sdists.txt || exit 1; \
 	    for sdist in $(@D)/sdists/*.tar.gz; do tar -xzf "$$sdist" -C $(@D)/sdists || exit 1; done; \
 	fi
 	@[ ! -x $(@D)/bin/python ] || touch $@
