@@ -5,7 +5,12 @@ store.db     the tables, if they are in SQLite and not on a server; beside it SQ
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..system import directory
+
+NODE: Final = "store.node"
+"""The file of a shared store alone, which names the directory among those of other routers."""
 
 
 class StoreDirectory(directory.StoreDirectory):

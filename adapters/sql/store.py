@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ...policies.config.options import SqlOptions
-from ...policies.errors import PlacementError
+from ...policies.errors import MissingExtraError, PlacementError
 from ..core.store import Store
 from ..core.store_types import Progress
 from .backend import SqlBackend
-from .shared import NODE, SharedStore
+from .directory import NODE
+
+if TYPE_CHECKING:
+    from .shared import SharedStore
+
+
+def _shared() -> type[SharedStore]:
+    try:
+        from .shared import SharedStore
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"a shared store needs {error.name}, which is not installed: pip install 'anabranch[postgres]'"
+        ) from None
+    return SharedStore
 
 
 class SqlStore(Store):
@@ -21,7 +34,7 @@ class SqlStore(Store):
 
     def __new__(cls, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> Self:
         """Return the store that these options ask for."""
-        return cast("Self", SharedStore(name, directory, options)) if options.shared else super().__new__(cls)
+        return cast("Self", _shared()(name, directory, options)) if options.shared else super().__new__(cls)
 
     def open(self, progress: Progress | None = None) -> None:
         """Open the store, as Store.open."""
@@ -35,14 +48,13 @@ class SqlStore(Store):
     @classmethod
     def check_options(cls, options: SqlOptions) -> None:
         """Raise ConfigError and MissingExtraError for what `create` would refuse before it connects."""
-        (SharedStore if options.shared else SqlBackend).check_options(options)
+        (_shared() if options.shared else SqlBackend).check_options(options)
 
     @classmethod
     def create(cls, name: str, directory: Path, options: SqlOptions) -> bytes:
         """Make an empty store, as Store.create. A shared one may be there: then this is one more router of it."""
-        return (
-            SharedStore.create(name, directory, options) if options.shared else super().create(name, directory, options)
-        )
+        create = _shared().create if options.shared else super().create
+        return create(name, directory, options)
 
     @classmethod
     def is_shared(cls, options: SqlOptions) -> bool:
@@ -52,6 +64,6 @@ class SqlStore(Store):
     @classmethod
     def peek(cls, directory: Path, options: SqlOptions, store_id: bytes, transaction: bytes) -> bool | None:
         """Return whether the store has committed a transaction, as Store.peek."""
-        peek: Any = SharedStore.peek if options.shared else super().peek
+        peek: Any = _shared().peek if options.shared else super().peek
         answer: bool | None = peek(directory, options, store_id, transaction)
         return answer

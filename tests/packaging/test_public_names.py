@@ -83,9 +83,9 @@ NAMES = {
     "StoreLockedError": "path",
     "StoreHealth": "free_bytes messages name oldest_ready_seconds reason state sync_seconds",
     "StoreStats": (
-        "acks batches capacity_bytes compactions delayed destinations dropped failed index_bytes journal_bytes kind "
-        "large_bytes large_messages leased live_percent memory_bytes messages name pool_bytes segments sends "
-        "subscriptions swap_bytes sync_seconds syncs waiting"
+        "acks batches capacity_bytes compactions delayed destinations dropped failed held_bytes index_bytes "
+        "journal_bytes kind large_bytes large_messages leased live_bytes live_percent memory_bytes messages name "
+        "pool_bytes segments sends subscriptions swap_bytes sync_seconds syncs waiting"
     ),
     "Subscriber": (
         "browse consume counts dead_letters depth destination listen purge receive receive_many subscription "

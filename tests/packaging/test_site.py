@@ -46,8 +46,10 @@ def test_each_public_name_is_in_the_reference_once() -> None:
     public = {f"anabranch.{name}" for name in (*anabranch.__all__, "open", "DataManager")}
     public |= {f"anabranch.aio.{name}" for name in anabranch.aio.__all__}
     public |= {f"anabranch.worker.{name}" for name in anabranch.worker.__all__}
-    for module in (ROOT / "src/anabranch/hosts").glob("[!_]*.py"):
-        public |= {f"anabranch.hosts.{module.stem}.{name}" for name in names_of_host(module)}
+    hosts = ROOT / "src/anabranch/hosts"
+    for module in (*hosts.glob("[!_]*.py"), *hosts.glob("*/__init__.py")):
+        host = module.parent.name if module.name == "__init__.py" else module.stem
+        public |= {f"anabranch.hosts.{host}.{name}" for name in names_of_host(module)}
     assert Counter(shown) == Counter(public), "a line `::: name` in docs/reference/"
 
 

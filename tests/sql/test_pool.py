@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -351,6 +353,28 @@ def test_urls_that_are_none(url: str, error: type[Exception], says: str, tmp_pat
     with pytest.raises(error, match=says) as raised:
         open_engine(given(url=url, untested_database=True), tmp_path)
     assert not leaks(raised.value)
+
+
+def test_sqlite_needs_no_driver_of_postgresql(tmp_path: Path) -> None:
+    """And a shared store names the extra that it needs."""
+    program = """
+import sys
+sys.modules["psycopg"] = None
+import anabranch
+
+def send(name, **options):
+    config = anabranch.Config(f"{sys.argv[1]}/{name}", [anabranch.StoreConfig("all", ["queue://>"], sql=options)])
+    with anabranch.open(config) as router:
+        router.queue("q").send(b"x")
+
+send("own")
+try:
+    send("shared", url="postgresql+psycopg://me@host/db", shared=True)
+except anabranch.MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert "psycopg" in done.stdout and "anabranch[postgres]" in done.stdout, done
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,6 @@ noticed by its row in ROUTERS, and what it held is free again.
     store        the face, as that of every store
 """
 
-from .store import NODE, SharedStore
+from .store import SharedStore
 
-__all__ = ["NODE", "SharedStore"]
+__all__ = ["SharedStore"]

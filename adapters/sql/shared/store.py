@@ -76,7 +76,7 @@ from ...system.files import FILE_MODE, disk_errors, read_file, write_file
 from ..database.columns import escaped, unescaped
 from ..database.connections import open_engine, open_single
 from ..database.errors import Database
-from ..directory import StoreDirectory
+from ..directory import NODE, StoreDirectory
 from . import tables
 from .branches import Branch, Branches, packed
 from .database import Ask, SharedDatabase, configure
@@ -91,8 +91,6 @@ from .waiting import Waiting
 
 log = logging.getLogger(__name__)
 
-NODE: Final = "store.node"
-"""The file that names the directory among those of other routers."""
 ALL_DELIVERIES: Final = (1 << 31) - 1
 
 
