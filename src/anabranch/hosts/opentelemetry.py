@@ -515,6 +515,7 @@ class _Replacing:
         _replace(Router, "reject", partial(self._settles, _REJECT))  # which Message.reject calls
         _replace(Message, "__enter__", self._enters)
         _replace(Message, "__exit__", self._exits)
+        _replace(Router, "listen", self._listens_to_many)
         _replace(Router, "receive", self._receives_pattern)
         _replace(Router, "consume", self._consumes_pattern)
         _replace(Router, "transaction", self._begins)
@@ -584,6 +585,12 @@ class _Replacing:
             return original(self, heard(on_message) if callable(on_message) else on_message, *given, **options)
 
         return listen
+
+    def _listens_to_many(self, original: Any) -> Any:
+        listen = self._listens(
+            lambda self, on_message, queues, *given, **options: original(self, queues, on_message, *given, **options)
+        )
+        return lambda self, queues, on_message, *given, **options: listen(self, on_message, queues, *given, **options)
 
     def _enters(self, original: Any) -> Any:
         begin = self._processing.begin

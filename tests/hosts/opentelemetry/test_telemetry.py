@@ -6,7 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -197,6 +199,21 @@ def test_listeners_process(told: Told, router: anabranch.Router) -> None:
     assert told.span("send orders.>").parent == process.context
     consumed = told.points("messaging.client.consumed.messages")
     assert consumed == {("process", ">"): 1, ("receive", "orders.>"): 1}
+
+
+def test_a_listener_to_many_queues_processes(told: Told, router: anabranch.Router) -> None:
+    heard = SimpleQueue[bytes]()
+
+    def hear(message: anabranch.Message) -> None:
+        with message:
+            heard.put(message.body)
+
+    with closing(router.listen("orders.>", hear)):
+        router.queue("orders.new").send(b"1")
+        assert heard.get(timeout=PATIENCE) == b"1"
+        deadline = time.monotonic() + PATIENCE
+        while "process orders.>" not in [span.name for span in told.spans()]:
+            assert time.monotonic() < deadline
 
 
 def test_transactions(told: Told, router: anabranch.Router) -> None:

@@ -2,82 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import signal
-from contextlib import suppress
-from queue import SimpleQueue
-from threading import Event, Thread
-from typing import Any, Final
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 from django.db import close_old_connections
 from django.utils.crypto import get_random_string
 
-import anabranch
-from anabranch.worker import SIGNALS
+import anabranch.worker
 
 from .backend import AnabranchBackend
-
-log = logging.getLogger(__name__)
-
-_PATIENCE: Final = 1.0
-"""Seconds that a thread waits for a task before it looks whether it is to end."""
 
 
 def work(backend: AnabranchBackend, queue: str | None = None, threads: int = 1) -> None:
     """Execute the tasks of one queue, or of all queues of a backend, until the process is told to end. In the main
     thread. SIGTERM and Ctrl-C finish what is in hand; a second one gives it back, and does not wait.
 
-    Raises AnabranchError where the store fails, once what is in hand is done.
+    Raises AnabranchError where the router has failed, once what is in hand is done.
     """
-    router, stopping = backend.router, Event()
-    heard: SimpleQueue[int | BaseException | None] = SimpleQueue()
-    """The numbers of signals, and how a thread has ended."""
-    in_hand: set[anabranch.Message] = set()
-    source: Any = backend.queue(queue).destination if queue is not None else f"queue://django.{backend.alias}.queue.>"
+    worker_id = get_random_string(32)
+    queues = backend.queue(queue).destination if queue is not None else f"queue://django.{backend.alias}.queue.>"
+    source: Any = SimpleNamespace(listen=partial(backend.router.listen, queues))
 
-    def run() -> None:
-        end: BaseException | None = None
-        worker_id = get_random_string(32)
+    def execute(message: anabranch.Message[Any]) -> None:
+        close_old_connections()
         try:
-            while not stopping.is_set():
-                message = router.receive(source, _PATIENCE)
-                if message is None:
-                    continue
-                in_hand.add(message)
-                close_old_connections()
-                try:
-                    backend.run(message, worker_id)
-                except Exception as error:
-                    log.exception("%r was given back, since its outcome cannot be written", message)
-                    with suppress(anabranch.AnabranchError):
-                        message.release(reason=error)
-                finally:
-                    close_old_connections()
-                    in_hand.discard(message)
-        except BaseException as error:
-            end = error
-        heard.put(end)
+            backend.run(message, worker_id)
+        finally:
+            close_old_connections()
 
-    before = {number: signal.signal(number, lambda number, _: heard.put(number)) for number in SIGNALS}
-    try:
-        for number in range(threads):
-            Thread(target=run, name=f"anabranch-worker-{number}", daemon=True).start()
-        left, told, failure = threads, 0, None
-        while left:
-            what = heard.get()
-            stopping.set()
-            if isinstance(what, int):
-                told += 1
-                if told > 1:
-                    for message in list(in_hand):
-                        with suppress(anabranch.AnabranchError):  # it was just settled
-                            message.release(delivered=False)
-                    return
-                log.info("what is in hand is finished; a second signal gives it back")
-            else:
-                left, failure = left - 1, failure or what
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if failure is not None:
-        raise failure
+    anabranch.worker.run(source, execute, threads)
