@@ -37,9 +37,9 @@ def test_files_go_when_all_in_them_is_acked(disk: JournalDisk) -> None:
     assert len(segments_of(store)) > 8
     drain(store)
     freed = store.reclaim()
-    stats = store.stats()
-    assert len(segments_of(store)) == stats.segments["active"] + stats.segments["retained"] <= 2
-    assert stats.journal_bytes <= 2 * 64 * 1024
+    # One that the background was about to remove may go between the two looks.
+    eventually(lambda: len(segments_of(store)) == sum(map(store.stats().segments.__getitem__, ("active", "retained"))))
+    assert len(segments_of(store)) <= 2 and store.stats().journal_bytes <= 2 * 64 * 1024
     assert freed % (64 * 1024) == 0
     assert_whole(store)
 
