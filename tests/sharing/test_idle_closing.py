@@ -76,6 +76,6 @@ def test_values_of_a_store_that_was_just_closed(
     store = router._registry.store_of(state)
     assert store is not None
     closed = close_first(monkeypatch, router, type(store.maps), "items", state)
-    page = CALLS["map_items"].with_(session, [str(state), "", None])()
+    page = CALLS["map_items"].with_(session, [str(state), "", None, None])()
     assert closed == [True]
     assert [key for key, _ in page] == ["0", "1", "2"]

@@ -127,7 +127,7 @@ def test_what_is_under_way_when_the_owner_ends_is_not_told_of_as_not_begun(
     monkeypatch.setattr(Router, "reclaim", reclaim)
     with Peer(router.config.directory) as peer, Peer(router.config.directory) as other:
         peer.send(Op.CALL, "reclaim", [])
-        other.send(Op.CALL, "map_wait", ["map://m", "k", None])
+        other.send(Op.CALL, "map_wait", ["map://m", "k", None, None])
         assert begun.wait(PATIENCE)
         eventually(lambda: all(not one.in_hand and one.unanswered for one in server._sessions.values()))
         server.stop()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
-from anabranch.adapters.sql.database.connections import database_url, open_engine, scrubbed, shown_url
+from anabranch.adapters.sql.database.connections import database_url, on_connection, open_engine, scrubbed, shown_url
 from anabranch.adapters.sql.database.pool import KeptPool
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, MissingExtraError
@@ -453,3 +456,24 @@ def test_a_connection_that_is_collected_while_the_pool_is_busy_comes_back(tmp_pa
         parallel.result()
     assert pool(engine).counts() == (1, 1)
     engine.dispose()
+
+
+def test_many_threads_whose_connections_cannot_be_made_hear_of_that_alone(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Each looks through what all have begun to make, while others give up theirs."""
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # nobody listens
+        engine = open_engine(given(url=f"postgresql+psycopg://me@127.0.0.1:{unused.getsockname()[1]}/x"), tmp_path)
+
+        def ask() -> None:
+            for _ in range(40):
+                with pytest.raises(DBAPIError):
+                    on_connection(engine, one)
+
+        with ThreadPoolExecutor(16) as threads:
+            for asking in [threads.submit(ask) for _ in range(16)]:
+                asking.result(PATIENCE)
+        engine.dispose()

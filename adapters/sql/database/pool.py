@@ -157,7 +157,8 @@ class KeptPool(Pool):
         try:
             record = self._create_connection()
         except BaseException:
-            self._slots.discard(slot)  # now, not when the frames are gone that the error's traceback keeps
+            with self._lock:  # some other thread may walk through them
+                self._slots.discard(slot)  # now, not when the frames are gone that the error's traceback keeps
             raise
         _about(record).update(slot=slot, used=time.monotonic(), asked=0.0)
         with self._lock:
@@ -265,7 +266,8 @@ class KeptPool(Pool):
 
     def _give_up(self, record: ConnectionPoolEntry) -> None:
         slot: _Slot = _about(record)["slot"]
-        self._slots.discard(slot)
+        with self._lock:
+            self._slots.discard(slot)
         record.close()
 
     @staticmethod
