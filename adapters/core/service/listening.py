@@ -26,6 +26,28 @@ from .subscriptions import unknown
 log = logging.getLogger(__name__)
 
 
+def call(on_message: Callable[[Message], object], message: Message, source: object) -> None:
+    """Call back with a message of what is listened to. That of a callback which raises is free again, unless it
+    is settled already, or the store has stopped. A SystemExit too ends nothing else."""
+    try:
+        on_message(message)
+    except BaseException as error:
+        log.exception("who listens to %s raised an error; its message is free again", source)
+        try:
+            message.release(reason=error)
+        except AnabranchError as wrong:
+            log.debug("it could not be given back: %s", wrong)
+
+
+def tell_end(on_end: Callable[[Exception], object] | None, error: Exception, source: object) -> None:
+    """Tell whoever listens, if it wants to know, that this has ended it."""
+    if on_end is not None:
+        try:
+            on_end(error)
+        except BaseException:
+            log.exception("who listens to %s raised an error when told of the end", source)
+
+
 class Listener(Receiver):
     """Threads: all. `close` may be called from the callback.
 
@@ -195,11 +217,7 @@ class Listener(Receiver):
         unexpected = error if not isinstance(error, AnabranchError) else None
         level = logging.DEBUG if unexpected is None else logging.ERROR
         log.log(level, "a listener of %s ends: %s", self._channel.state.destination, error, exc_info=unexpected)
-        if self._on_end is not None:
-            try:
-                self._on_end(error)
-            except BaseException:
-                log.exception("who listens to %s raised an error when told of the end", self._channel.state.destination)
+        tell_end(self._on_end, error, self._channel.state.destination)
 
     def _next(self) -> Lease | None:
         """Return the lease that the listener is given now; None if there is nothing, or no more is wanted. Until the
@@ -257,12 +275,7 @@ class Listener(Receiver):
             note_received(message)
             self.lease = None
         try:
-            self._on_message(message)
-        except BaseException as error:  # a SystemExit too ends neither the listener nor what it has yet to look for
-            log.exception(
-                "who listens to %s raised an error; its message is free again", self._channel.state.destination
-            )
-            self._receiving.release(message, error)
+            call(self._on_message, message, self._channel.state.destination)
         finally:
             self._calling = False
 

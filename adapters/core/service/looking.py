@@ -6,19 +6,15 @@ A kind of listener says where it looks, and how it leaves; credit, callbacks and
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ....policies.errors import AnabranchError
 from ...system.background import Job, shared
 from ..messages import Message, note_received
-from .listening import require_credit
-
-log = logging.getLogger(__name__)
+from .listening import call, require_credit, tell_end
 
 PAGE: Final = 32
 """The most messages that are taken at once."""
@@ -135,13 +131,7 @@ class LookingListener(ABC):
 
     def _call(self, message: Message) -> None:
         try:
-            self._on_message(message)
-        except BaseException as error:
-            log.exception("who listens to %s raised an error; its message is free again", self._source)
-            try:
-                message.release(reason=error)
-            except AnabranchError as wrong:
-                log.debug("it could not be given back: %s", wrong)
+            call(self._on_message, message, self._source)
         finally:
             self._calling = False
 
@@ -149,8 +139,5 @@ class LookingListener(ABC):
         with self._lock:
             was_over, self.is_over, self._runs = self.is_over, True, False
         self._leave()
-        if not was_over and self._on_end is not None:
-            try:
-                self._on_end(error)
-            except BaseException:
-                log.exception("who listens to %s raised an error when told of the end", self._source)
+        if not was_over:
+            tell_end(self._on_end, error, self._source)

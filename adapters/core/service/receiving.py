@@ -366,12 +366,6 @@ class Receiving:
         self._write(acks_of(values))
         taken[:] = [one for one in taken if not one[0].channels[0].state.is_map]
 
-    def release(self, message: Message, reason: BaseException) -> None:
-        """Release a message for who was handed it and raised: unless it is settled already, or the store has
-        stopped."""
-        with suppress(AnabranchError):
-            self._store.release([message], reason=reason)
-
     def lease_again(
         self, destination: Destination, seq: int, key: SubscriptionKey | None, seconds: float | None
     ) -> Lease | None:

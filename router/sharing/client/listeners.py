@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,13 +13,11 @@ from typing import Any
 from msgspec import structs
 
 from ....adapters.core.messages import Message, note_received
-from ....adapters.core.service.listening import require_credit
+from ....adapters.core.service.listening import call, require_credit, tell_end
 from ....adapters.core.store_types import SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
 from ..protocol import Call, Credit, Listen, Request, Unlisten
-
-log = logging.getLogger(__name__)
 
 
 class Listeners:
@@ -195,21 +192,11 @@ class RemoteListener:
                 self._calling = True
             note_received(message)
             try:
-                self._on_message(message)
-            except BaseException as error:
-                log.exception("who listens to %s raised an error; its message is free again", self._begin.destination)
-                try:
-                    message.release(reason=error)
-                except AnabranchError as wrong:
-                    log.debug("it could not be given back: %s", wrong)
+                call(self._on_message, message, self._begin.destination)
             finally:
                 self._calling = False
             del message
         error_of_end = self._error
         if error_of_end is not None and not self._over:
             self._over = True
-            if self._on_end is not None:
-                try:
-                    self._on_end(error_of_end)
-                except BaseException:
-                    log.exception("who listens to %s raised an error when told of the end", self._begin.destination)
+            tell_end(self._on_end, error_of_end, self._begin.destination)
