@@ -4,8 +4,8 @@
     router.close()                           # once for each call
 
 A fork leaves a child what its parent's router leaves it: a client goes on, with as many holders; any other router is
-the parent's, and the child's next call opens anew. `_lock` is held while the table is read; that of a place, while the
-router of that directory is opened.
+the parent's, and the child's next call opens anew. The lock of a place is held while the router of that directory is
+opened, or closed.
 """
 
 from __future__ import annotations

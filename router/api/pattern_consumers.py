@@ -174,10 +174,6 @@ class PatternConsumer:
             self._lost = True
             raise
 
-    def due(self) -> float | None:
-        """Return when a queue is looked at again that could not be used (monotonic); None if there is none."""
-        return self._put_due()
-
     def _tell(self, timeout: float | None) -> None:
         """Tell once of a consumer that waits for ever where nothing matches yet, since the pattern may be a slip."""
         if self._places:
@@ -209,7 +205,7 @@ class PatternConsumer:
     def _next(self, deadline: float | None) -> _Place | None:
         """Return the place whose turn it is; None if the time is over. Raises ClosedError."""
         while True:
-            due = self._put_due()
+            due = self.due()
             now = time.monotonic()
             left = None if deadline is None else max(deadline - now, 0)
             try:
@@ -224,8 +220,9 @@ class PatternConsumer:
             self._registry.require_open()
             raise ClosedError("the router was closed; open it with anabranch.open(...)")
 
-    def _put_due(self) -> float | None:
-        """Put the places that are due to be looked at again into the ring; returns when more are (monotonic)."""
+    def due(self) -> float | None:
+        """Put the places that are due to be looked at again into the ring; returns when more are (monotonic), None if
+        none is."""
         while self._later:
             with self._lock:
                 if self._later and self._later[0][0] > time.monotonic():

@@ -212,12 +212,15 @@ _STATEMENTS: Final = {
     "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
     "priority, member, headers, content) SELECT id, %s, %s::text, %s, %s, "
     f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM me RETURNING id, {_AWAITED}",
-    "send": _ALL_SENT.replace("{same}", "due, expires, queue, priority, messageid, member")
-    .replace("{each}", "%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], %s::text[], ")
-    .replace("{names}", "due, expires, queue, priority, messageid, member, "),
-    "send_alike": _ALL_SENT.replace("{same}", "%s::bigint, %s::bigint, %s::integer, %s::integer, %s::text, %s::text")
-    .replace("{each}", "")
-    .replace("{names}", ""),
+    "send": _filled(
+        _ALL_SENT,
+        same="due, expires, queue, priority, messageid, member",
+        each="%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], %s::text[], ",
+        names="due, expires, queue, priority, messageid, member, ",
+    ),
+    "send_alike": _filled(
+        _ALL_SENT, same="%s::bigint, %s::bigint, %s::integer, %s::integer, %s::text, %s::text", each="", names=""
+    ),
     "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id FROM me "
     "ON CONFLICT (queue, messageid) {conflict} RETURNING queue, messageid, id) INSERT INTO {p}shared_messages AS m "
     "(id, queue, messageid, due, expires, sent, priority, member, headers, content) "
@@ -381,19 +384,19 @@ class Statements:
         said = {name: _filled(text, **given) for name, text in statements.items()}
         for name, requeued in (("send_named", "send_requeued"), ("send_topic_named", "send_topic_requeued")):
             named = said[name]
-            said[name] = named.replace("{conflict}", "DO NOTHING")
-            said[requeued] = named.replace("{conflict}", "DO UPDATE SET id = EXCLUDED.id")
+            said[name] = _filled(named, conflict="DO NOTHING")
+            said[requeued] = _filled(named, conflict="DO UPDATE SET id = EXCLUDED.id")
         spent = said.pop("take_spent")
         # What a subscription has left that has ended is nobody's.
         is_queue, exists = (
             f"EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue{which})"
             for which in (" AND s.topic IS NULL", "")
         )
-        said["take_expired"] = spent.replace("{spent}", f"m.expires > 0 AND m.expires <= {NOW} AND {is_queue}")
-        said["take_undeliverable"] = spent.replace(
-            "{spent}", f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
+        said["take_expired"] = _filled(spent, spent=f"m.expires > 0 AND m.expires <= {NOW} AND {is_queue}")
+        said["take_undeliverable"] = _filled(
+            spent, spent=f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
         )
-        self._said = said = {name: _numbered(text.replace("{late}", late)) for name, text in said.items()}
+        self._said = said = {name: _numbered(_filled(text, late=late)) for name, text in said.items()}
         self.marked = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
         """Statements whose first two parameters are a number of the caller's and that of its connection."""
 
