@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import ChordError, TaskRevokedError
 from kombu.exceptions import EncodeError
 
 import anabranch
@@ -27,8 +27,6 @@ TASKS = f"{__package__}.tasks"
 PATIENCE = 120.0
 KILLS = int(os.environ.get("ANABRANCH_TEST_KILLS", "4"))
 """How often something is killed under load; CI takes a few."""
-WITH_CHORDS = "ANABRANCH_TEST_KILLS" in os.environ
-"""One run in five leaves a chord whose body is not called, a defect that is not understood yet (docs/hosts.md)."""
 TASKS_A_KILL = 60
 
 
@@ -117,6 +115,10 @@ def test_chains_groups_and_chords(worker: Worker, tasks: ModuleType) -> None:
     assert chord((add.s(n, n) for n in range(20)), tasks.total.s())().get(timeout=PATIENCE) == 380
     nested = chain(group(add.s(1, 1), add.s(2, 2)), tasks.total.s(), group(add.s(1), add.s(2)), tasks.total.s())
     assert nested().get(timeout=PATIENCE) == 15
+    ignored = chord((add.s(n, n).set(ignore_result=True) for n in range(3)), tasks.total.s())
+    assert ignored().get(timeout=PATIENCE) == 6
+    with pytest.raises(ChordError, match="unsupported operand"):
+        chord([add.s(1, 1), add.s(1, "one")], tasks.total.s())().get(timeout=PATIENCE)
 
 
 def test_what_chords_need_is_gone_afterwards(worker: Worker, tasks: ModuleType, directory: Path) -> None:
@@ -190,7 +192,7 @@ def test_nothing_is_lost_whatever_is_killed(worker: Worker, tasks: ModuleType, d
     for kill in range(KILLS):
         for n in range(TASKS_A_KILL):
             sent.append(tasks.write.delay(str(done), len(sent)))
-            if WITH_CHORDS and n == TASKS_A_KILL // 2:
+            if n == TASKS_A_KILL // 2:
                 chords.append(chord((tasks.add.s(n, kill) for n in range(10)), tasks.total.s())())
             if n == chance.randrange(TASKS_A_KILL):
                 sent[chance.randrange(len(sent))].get(timeout=PATIENCE)
@@ -206,8 +208,7 @@ def test_nothing_is_lost_whatever_is_killed(worker: Worker, tasks: ModuleType, d
             os.kill(int((directory / "router.lock").read_text().split()[0]), signal.SIGKILL)
     assert [result.get(timeout=PATIENCE) for result in sent] == [*range(len(sent))]
     assert {int(line) for line in done.read_text().split()} == {*range(len(sent))}
-    if WITH_CHORDS:
-        assert [result.get(timeout=PATIENCE) for result in chords] == [45 + 10 * kill for kill in range(KILLS)]
+    assert [result.get(timeout=PATIENCE) for result in chords] == [45 + 10 * kill for kill in range(KILLS)]
     lines = len(done.read_text().split())
     print(f"{KILLS} kills, {len(sent)} tasks, {lines - len(sent)} of them run again, {len(chords)} chords")
     with anabranch.open(directory, shared=True) as router:

@@ -1,0 +1,132 @@
+"""A process dies at each request that it makes of the owner for a part of a chord; the body is called all the same."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery, chain, chord
+from celery.app.trace import ExceptionInfo, trace_task_ret
+from celery.exceptions import WorkerLostError
+from celery.worker.request import Request
+
+import anabranch
+import anabranch.hosts.kombu
+from anabranch.router.sharing.client.connection import Connection
+
+QUEUE = "chords"
+
+
+@pytest.fixture(scope="module")
+def app(directory: Path) -> Celery:
+    url = f"anabranch://{directory}"
+    app = Celery("chords", broker=url, backend=url, set_as_current=False)
+    app.conf.update(task_acks_late=True, task_reject_on_worker_lost=True, task_default_queue=QUEUE)
+
+    @app.task(name="part")
+    def part(number: int) -> int:
+        return number
+
+    @app.task(name="failing")
+    def failing(number: int) -> None:
+        raise ValueError(number)
+
+    @app.task(name="body")
+    def body(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    return app
+
+
+def killed(request: Request, at: int) -> bool:
+    """Execute a task in a process that dies as it makes its request of that number; return whether it did."""
+    child = os.fork()
+    if child == 0:
+        try:
+            send, numbers = Connection._send, itertools.count(1)
+
+            def counted(self: Connection, asked: Any) -> None:
+                if next(numbers) == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                send(self, asked)
+
+            Connection._send = counted  # type: ignore[method-assign]
+            message = request.message
+            given = request.request_dict, message.body, message.content_type, message.content_encoding
+            trace_task_ret(request.name, request.id, *given, app=request.app)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def by_worker(request: Request) -> None:
+    """Let a worker do what it does once it finds that the process of a task has died."""
+    try:
+        raise WorkerLostError
+    except WorkerLostError:
+        request.on_failure(ExceptionInfo())
+
+
+def without_worker(request: Request) -> None:
+    """Let nobody do anything: the worker has died too."""
+    request.message.requeue()
+
+
+def executed(
+    app: Celery, connection: kombu.Connection, dies: int, at: int, end: Callable[[Request], None]
+) -> tuple[list[Any], bool]:
+    """Execute all tasks that wait, the one with the argument `dies` first in a process that dies at a request. Return
+    what the body was called with, each time, and whether that process came so far."""
+    calls, has_died = [], False
+    while (message := connection.default_channel.basic_get(QUEUE)) is not None:
+        (given,), *_ = message.payload
+        request = Request(message, app=app, on_ack=message.ack_log_error, on_reject=message.reject_log_error)
+        if request.name == "body":
+            calls.append(given)
+            message.ack()
+        elif given != dies or has_died:
+            request.execute()
+        elif killed(request, at):
+            has_died = True
+            end(request)
+        else:
+            request.on_success((0, None, 0.0))
+    return calls, has_died
+
+
+@pytest.mark.parametrize("dies", range(2))
+@pytest.mark.parametrize("end", [by_worker, without_worker])
+def test_a_chord_is_called_wherever_a_process_dies(
+    app: Celery, directory: Path, dies: int, end: Callable[[Request], None]
+) -> None:
+    times = []
+    with app.connection() as connection, anabranch.open(directory, shared=True) as router:
+        for at in itertools.count(1):
+            result = chord([app.tasks["part"].s(number) for number in range(2)], app.tasks["body"].s())()
+            calls, has_died = executed(app, connection, dies, at, end)
+            assert calls and all(given == [0, 1] for given in calls), f"killed at request {at}: {calls}"
+            assert [one.state for one in result.parent.results] == ["SUCCESS", "SUCCESS"], at
+            assert not router.exists(f"map://kombu.chord-unlock-{result.parent.id}"), at
+            if not has_died:
+                break
+            times.append(len(calls))
+    # Twice where it died after the send, and before it had noted that.
+    assert set(times) <= {1, 2} and times.count(2) <= 2, times
+
+
+def test_a_chord_fails_wherever_a_process_dies_that_fails_a_part(app: Celery) -> None:
+    """A part that was to come after a task, which failed."""
+    part, failing, body = (app.tasks[name] for name in ("part", "failing", "body"))
+    with app.connection() as connection:
+        for at in itertools.count(1):
+            result = chord([part.s(0), chain(failing.s(1), part.s())], body.s())()
+            calls, has_died = executed(app, connection, 1, at, without_worker)
+            assert (calls, result.state) == ([], "FAILURE"), at
+            if not has_died:
+                break
