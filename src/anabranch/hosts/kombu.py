@@ -185,16 +185,11 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def broker_of(path: Path) -> Broker:
-    """Return the directory's broker in this process; opened anew if its router is closed. Raises what opening does."""
+    """Return the directory's broker in this process, opened once. Raises what opening does."""
     with _opening:
-        known = _brokers.get(path)
-        if known is not None:
-            with suppress(ClosedError):  # its owner speaks another version by now, say
-                known.router.exists(known.bindings.destination)
-                return known
-            known.router.close()
-        _brokers[path] = broker = Broker(path)
-        return broker
+        if path not in _brokers:
+            _brokers[path] = Broker(path)
+        return _brokers[path]
 
 
 class QoS(virtual.QoS):
@@ -446,6 +441,7 @@ class Transport(virtual.Transport):
         """Open the directory. Raises ConfigError for one that is not there or is something else, and StoreLockedError,
         ClosedError and StoreFailedError for one that this process cannot share."""
         self.broker = broker_of(directory_of(self.client.virtual_host, self.client.hostname))
+        self.broker.router.exists(self.broker.bindings.destination)  # its owner may speak another version by now
         super().establish_connection()
         return self
 
