@@ -169,6 +169,8 @@ class _Importing:
         self._bytes = 0
         self._claims: dict[int, list[Claim]] = {}
         """Claims on the messages of the page, by the identity of these."""
+        self._lines_behind: dict[int, int] = {}
+        """The line behind each item of the page, likewise."""
         self._acks: dict[int, list[tuple[bytes, Ack]]] = {}
         """The acks of each transaction, with their stores' ids."""
         self._prepared = -1
@@ -245,9 +247,9 @@ class _Importing:
             self._bringing = copying.Bringing(store, destination, wanted, self._placed)
 
     def _end_of_destination(self) -> None:
-        bringing, self._bringing = self._bringing, None
-        if bringing is not None:
-            self._write(bringing)
+        if self._bringing is not None:
+            self._write(self._bringing)
+            bringing, self._bringing = self._bringing, None
             bringing.end()
         if self._destination is not None:
             self._destination, self.next_line = None, self._reading.first
@@ -265,6 +267,7 @@ class _Importing:
         if not self._page:
             self.next_line, self._bytes = self._reading.first, 0
         self._page.append(item)
+        self._lines_behind[id(item)] = self._reading.number + 1
         self._bytes += len(item.record) if isinstance(item, copying.Stored) else len(item.name)
         if (len(self._page) >= copying.PAGE or self._bytes >= copying.PAGE_BYTES) and self._bringing is not None:
             self._write(self._bringing)
@@ -272,12 +275,18 @@ class _Importing:
 
     def _write(self, bringing: copying.Bringing) -> None:
         page, self._page = self._page, []
-        if page:
-            bringing.page(page)
+        try:
+            if page:
+                bringing.page(page)
+        except BaseException:
+            self._destination = None  # it has not come as far as the line that is read
+            raise
         self._claims.clear()
+        self._lines_behind.clear()
 
     def _placed(self, item: copying.Item, seq: int) -> None:
         self.done.messages += isinstance(item, copying.Stored)
+        self.next_line = self._lines_behind[id(item)]
         store, destination = self._store, self._destination
         for claim in self._claims.get(id(item), ()):
             assert store is not None and destination is not None

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import anabranch
 from anabranch import Config, ConfigError, JournalOptions, SqlOptions, StoreConfig, StoreFullError, Xid
+from anabranch.adapters.core.migration import copying
 from anabranch.router.cli.app import app
 from anabranch.router.offline.exporting import export
 from anabranch.router.offline.importing_lines import import_lines
@@ -207,6 +208,29 @@ def test_a_store_that_is_full_says_with_which_line_to_go_on(data: Path, tmp_path
     (note,) = refused.value.__notes__
     first = int(note.rpartition(" ")[2])
     assert b'"large":2560000' in lines.splitlines()[first - 1]
+
+
+@pytest.mark.parametrize(("room", "page"), [(3, 8), (20, 512), (70, 512)])
+def test_what_a_full_store_refuses_is_gone_on_with(
+    tmp_path: Path, room: int, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages without ids: none is left out, and none comes twice."""
+    monkeypatch.setattr(copying, "PAGE", page)
+    source, there = (Config(tmp_path / name, [StoreConfig("all", [">"])]) for name in ("source", "there"))
+    with anabranch.open(source) as router:
+        for name in "ab":
+            router.queue(name).send_many([b"%d" % number for number in range(30)])
+        for count, name in ((5, "first"), (25, "second")):
+            router.topic("t").subscribe(name)
+            for number in range(count):
+                router.topic("t").send(b"%d to %s" % (number, name.encode()))
+    lines = exported(source)
+    small = Config(there.directory, [StoreConfig("all", [">"], journal=JournalOptions(max_messages=room))])
+    with pytest.raises(StoreFullError) as refused:
+        brought(small, lines)
+    (note,) = refused.value.__notes__
+    brought(there, lines, from_line=int(note.rpartition(" ")[2]) if "--from-line" in note else 1)
+    assert exported(there) == lines
 
 
 def test_the_commands(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
