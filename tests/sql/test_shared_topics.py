@@ -134,6 +134,35 @@ def test_a_token_settles_a_message_from_another_router(routers: tuple[Store, Sto
     assert offline(other) == {DESK.key: [], BOOK.key: [b"1"]}
 
 
+@pytest.mark.parametrize("how", ["ack", "settle", "commit", "prepare", "release"])
+def test_a_message_that_is_held_for_one_subscription_only_is_settled_for_that_alone(
+    routers: tuple[Store, Store], how: str
+) -> None:
+    """Both have it under one id."""
+    one, other = routers
+    subscribed(one)
+    one.send(T, b"1")
+    messages = [take(one, T, 0, key) for key in (DESK.key, BOOK.key)]
+    tokens = [one.token(message) for message in messages]
+    if how in ("commit", "prepare"):
+        for message in messages:
+            one.claim(message)
+    assert other.settle(tokens[1:], Settlement.RELEASE) == [None]
+    if how == "settle":
+        first, second = one.settle(tokens, Settlement.ACK)
+        assert first is None and isinstance(second, UnknownMessageError)
+        assert offline(other) == {DESK.key: [], BOOK.key: [b"1"]}
+        return
+    calls: dict[str, Callable[[], object]] = {
+        "ack": lambda: one.ack(messages), "commit": lambda: one.commit([], messages),
+        "prepare": lambda: prepare(one, 1, [], messages), "release": lambda: one.release(messages),
+    }  # fmt: skip
+    with pytest.raises(UnknownMessageError):
+        calls[how]()
+    assert offline(other) == {DESK.key: [b"1"], BOOK.key: [b"1"]}
+    assert_whole(one)
+
+
 # Both at once -------------------------------------------------------------------------------------------------------
 
 

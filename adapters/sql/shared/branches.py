@@ -43,8 +43,8 @@ class Branches:
     def __init__(self, database: SharedDatabase, leases: Leases, sending: Sending, topics: Topics) -> None:
         self._database, self._leases, self._sending, self._topics = database, leases, sending, topics
 
-    def prepare(self, ask: Ask, transaction: bytes, branch: Branch, router: int) -> set[int]:
-        """Make it durable; returns the ids of what it acks that was held still."""
+    def prepare(self, ask: Ask, transaction: bytes, branch: Branch, router: int) -> set[Place]:
+        """Make it durable; returns the places of what it acks that was held still."""
         ask("prepare", transaction.hex(), router, _encode(branch))
         return self._leases.kept_for(ask, branch.acks, None, holder=0) if branch.acks else set()
 

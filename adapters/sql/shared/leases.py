@@ -161,15 +161,15 @@ class Leases:
                 lease.hold = hold
 
     def settling(
-        self, messages: Sequence[Message[Any]], hold: int, end: str, work: Callable[[Ask, list[Place]], set[int]]
+        self, messages: Sequence[Message[Any]], hold: int, end: str, work: Callable[[Ask, list[Place]], set[Place]]
     ) -> None:
-        """Settle messages that are held so, all or none, by what returns the ids of those that are held still. Raises
-        UnknownMessageError."""
+        """Settle messages that are held so, all or none, by what returns the places of those that are held still.
+        Raises UnknownMessageError."""
         self.settling_taken(messages, self.taken(messages, hold), hold, end, work)
 
     def settling_taken(
         self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], hold: int, end: str,
-        work: Callable[[Ask, list[Place]], set[int]],
+        work: Callable[[Ask, list[Place]], set[Place]],
     ) -> None:  # fmt: skip
         """Do `settling` with leases that were taken out before."""
         self._ending(
@@ -193,11 +193,11 @@ class Leases:
         self.ended(leases, end)
         note_settled(messages)
 
-    def _require_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], done: set[int]) -> None:
+    def _require_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], done: set[Place]) -> None:
         """Raise UnknownMessageError unless all are among those that are held still; the transaction is then rolled
         back."""
         for message, lease in zip(messages, leases, strict=True):
-            if lease.place.id not in done:
+            if lease.place not in done:
                 self._lose(lease, LOST)
                 raise not_held(message)
 
@@ -226,7 +226,7 @@ class Leases:
             return [] if self._database.look("find", place.queue, place.id) else [(place.id, True)]
 
         found = self._database.once("ack_one", *place, lost=lost)
-        self._require_all(messages, leases, {one for one, _ in found})
+        self._require_all(messages, leases, {place for _ in found})
         told.update(place.queue for _, is_grouped in found if is_grouped)
 
     def _ack_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], told: set[int]) -> None:
@@ -240,12 +240,12 @@ class Leases:
         else:
             told.update(queues.intersection(found[0][0]))
 
-    def acked(self, ask: Ask, places: Sequence[Place], told: set[int]) -> set[int]:
-        """Remove messages; returns the ids of those that were held still. Puts into `told` the queues in which others
-        of a group are free now."""
+    def acked(self, ask: Ask, places: Sequence[Place], told: set[int]) -> set[Place]:
+        """Remove messages; returns the places of those that were held still. Puts into `told` the queues in which
+        others of a group are free now."""
         found = ask("ack", *_columns(places))
-        told.update(queue for _, queue in found if queue)
-        return {one for one, _ in found}
+        told.update(queue for queue, *_, is_grouped in found if is_grouped)
+        return {Place(*place) for *place, _ in found}
 
     def release(
         self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], hold: int, delivered: bool,
@@ -256,7 +256,7 @@ class Leases:
             return
         end = ROLLED_BACK if hold == CLAIMED else RELEASED
 
-        def give_back(ask: Ask, places: list[Place]) -> set[int]:
+        def give_back(ask: Ask, places: list[Place]) -> set[Place]:
             delays = [self._delay(message._note, delivered, delay_ms_given) for message in messages]
             return self._released(ask, places, self._counted(delivered), delays)
 
@@ -270,8 +270,8 @@ class Leases:
         self.ended(leases, RELEASED)
         self._wake({lease.place.queue for lease in leases})
 
-    def _released(self, ask: Ask, places: Sequence[Place], counted: int, delays: Sequence[int]) -> set[int]:
-        return {one for (one,) in ask("release", counted, *_columns(places), list(delays))}
+    def _released(self, ask: Ask, places: Sequence[Place], counted: int, delays: Sequence[int]) -> set[Place]:
+        return {Place(*one) for one in ask("release", counted, *_columns(places), list(delays))}
 
     def _counted(self, delivered: bool) -> int:
         """Return by how much the number of deliveries rises."""
@@ -300,11 +300,13 @@ class Leases:
         places = _places(leases)
         self._database.change(lambda ask: self._require_all(messages, leases, self.kept_for(ask, places, seconds)))
 
-    def kept_for(self, ask: Ask, places: Sequence[Place], seconds: float | None, holder: int | None = None) -> set[int]:
-        """Lease messages for so long from now on; returns the ids of those that were held still."""
+    def kept_for(
+        self, ask: Ask, places: Sequence[Place], seconds: float | None, holder: int | None = None
+    ) -> set[Place]:
+        """Lease messages for so long from now on; returns the places of those that were held still."""
         ms = milliseconds(seconds)
         given = (ms, ms, self._router() if holder is None else holder, *_columns(places))
-        return {one for (one,) in ask("hold", *given)}
+        return {Place(*one) for one in ask("hold", *given)}
 
     def claim(self, message: Message[Any]) -> None:
         """Claim a message for a transaction: its time stops."""
@@ -353,14 +355,13 @@ class Leases:
 
         told: set[int] = set()
 
-        def settle(ask: Ask) -> set[int]:
+        def settle(ask: Ask) -> set[Place]:
             if how is Settlement.ACK:
                 return self.acked(ask, right, told)
             delays = [self._delay(self._known(place), delivered, given_ms) for place in right]
             return self._released(ask, right, self._counted(delivered), delays)
 
-        done = self._database.change(settle) if right else set()
-        settled = {place for place in right if place.id in done}
+        settled = self._database.change(settle) if right else set()
         known = [self.held[place] for place in settled if place in self.held]
         self.ended(known, ACKED if how is Settlement.ACK else RELEASED)
         if how is Settlement.ACK:

@@ -132,8 +132,7 @@ _OTHERS: Final = (
 
 _ACK: Final = (
     "DELETE FROM {p}shared_messages m USING unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
-    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id, "
-    "CASE WHEN m.member IS NULL THEN 0 ELSE m.queue END AS queue"
+    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take, m.member IS NOT NULL AS is_grouped"
 )
 _PAGE: Final = (
     "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m "
@@ -272,14 +271,14 @@ _STATEMENTS: Final = {
     f"AND m.take = %s AND NOT {_FREE} RETURNING m.id, m.member IS NOT NULL",
     "ack": _ACK,
     "ack_all": f"{_MARK}, gone AS ({_ACK.replace('WHERE', 'WHERE EXISTS (SELECT 1 FROM me) AND', 1)}) SELECT "
-    "array_agg(queue), 1 / (count(*) = %s)::integer FROM gone",
+    "array_agg(CASE WHEN is_grouped THEN queue ELSE 0 END), 1 / (count(*) = %s)::integer FROM gone",
     "release": "UPDATE {p}shared_messages AS m SET until = 0, deliveries = m.deliveries + %s, "
     "due = CASE WHEN a.delay = 0 "
     f"THEN 0 ELSE {NOW} + a.delay END FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
-    f"AS a (queue, id, take, delay) WHERE {_LEASED} RETURNING m.id",
+    f"AS a (queue, id, take, delay) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
     "hold": "UPDATE {p}shared_messages AS m SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
     f"ELSE {NOW} + %s::bigint END, holder = %s FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
-    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING m.id",
+    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
     # Looking
     "ids_after": "SELECT id FROM {p}shared_messages WHERE queue = %s AND id > %s ORDER BY id LIMIT %s",
     "find": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id = %s",

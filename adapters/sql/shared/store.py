@@ -810,7 +810,7 @@ class SharedStore:
         changes = [one._replace(subscription=checked(one.subscription)) for one in changes]
         stored, ended, told = Stored(), list[int](), set[int]()
 
-        def commit(ask: Ask, places: list[Place]) -> set[int]:
+        def commit(ask: Ask, places: list[Place]) -> set[Place]:
             nonlocal stored
             ended[:] = self._topics.change(ask, changes)
             stored = self._sending.stored(ask, numbered)
@@ -867,7 +867,7 @@ class SharedStore:
         for change in changes:
             checked(change.subscription)
 
-        def prepare(ask: Ask, places: list[Place]) -> set[int]:
+        def prepare(ask: Ask, places: list[Place]) -> set[Place]:
             branch = Branch(tuple(participants), numbered, places, note, packed(changes))
             return self._branches.prepare(ask, transaction, branch, self.waiting.router)
 
