@@ -3,9 +3,12 @@ puts forward is waited for here."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -179,6 +182,39 @@ def test_the_redelivery_policy(disk: SharedDisk, count: str) -> None:
     assert back.deliveries == 2
     back.release()
     assert store.receive(A) is None and store.counts(A).delayed == 1
+
+
+# Deliveries that are counted -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+def test_what_is_let_go_of_is_counted_once(disk: SharedDisk, count: str) -> None:
+    store = disk.create(count_deliveries=count)
+    store.send(A, b"1")
+    for expected in (1, 2, 3):
+        assert [message.deliveries for message in store.browse(A)] == [expected - 1]
+        with pytest.warns(ResourceWarning):
+            store.receive(A)
+            gc.collect()
+        store.take_undelivered()
+
+
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+def test_what_a_listener_has_not_called_with_is_not_counted(disk: SharedDisk, count: str) -> None:
+    store = disk.create(max_deliveries=2, dead_letter="dlq", count_deliveries=count)
+    store.send_many(A, [b"1", b"2", b"3"])
+    heard, goes_on = SimpleQueue[Message](), Event()
+
+    def hear(message: Message) -> None:
+        heard.put(message)
+        assert goes_on.wait(PATIENCE)
+
+    listener = store.listen(A, hear, 3)
+    heard.get(timeout=PATIENCE).ack()
+    assert store.counts(A).leased == 2
+    listener.close()
+    goes_on.set()
+    assert [(message.body, message.deliveries) for message in store.receive_many(A, 9)] == [(b"2", 1), (b"3", 1)]
 
 
 # Expiry and dead letters ---------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Branches:
             branch = self._taken(ask, transaction)
             if branch is not None and branch.acks:
                 delays = [self._delay(ask, place) for place in branch.acks]
-                self._leases._released(ask, branch.acks, self._leases._counted(True), delays)
+                self._leases._released(ask, branch.acks, self._leases.counted(True), delays)
             return branch
 
         return self._database.change(roll_back)

@@ -98,7 +98,7 @@ class _Abandoned:
         leases = [self._noted.popleft() for _ in range(len(self._noted))]
         try:
             if leases:
-                self._leases.free(leases, 1)
+                self._leases.free(leases, self._leases.counted(True), delivered=True)
         except BaseException:
             self._noted.extend(leases)
             raise
@@ -258,14 +258,15 @@ class Leases:
 
         def give_back(ask: Ask, places: list[Place]) -> set[Place]:
             delays = [self._delay(message._note, delivered, delay_ms_given) for message in messages]
-            return self._released(ask, places, self._counted(delivered), delays)
+            return self._released(ask, places, self.counted(delivered), delays)
 
         self.settling_taken(messages, leases, hold, end, give_back)
         self._wake({message._note.place.queue for message in messages})
 
-    def free(self, leases: Sequence[SharedLease], counted: int) -> None:
-        """Give back what nobody has: no error for what is not held any more."""
-        delays = [self._delay(lease, counted > 0, None) for lease in leases]
+    def free(self, leases: Sequence[SharedLease], counted: int, delivered: bool = False) -> None:
+        """Give back what nobody has, by how much the number of its deliveries rises: no error for what is not held any
+        more."""
+        delays = [self._delay(lease, delivered, None) for lease in leases]
         self._database.change(lambda ask: self._released(ask, _places(leases), counted, delays))
         self.ended(leases, RELEASED)
         self._wake({lease.place.queue for lease in leases})
@@ -273,7 +274,7 @@ class Leases:
     def _released(self, ask: Ask, places: Sequence[Place], counted: int, delays: Sequence[int]) -> set[Place]:
         return {Place(*one) for one in ask("release", counted, *_columns(places), list(delays))}
 
-    def _counted(self, delivered: bool) -> int:
+    def counted(self, delivered: bool) -> int:
         """Return by how much the number of deliveries rises."""
         if self._counts_first:
             return 0 if delivered else -1
@@ -359,7 +360,7 @@ class Leases:
             if how is Settlement.ACK:
                 return self.acked(ask, right, told)
             delays = [self._delay(self._known(place), delivered, given_ms) for place in right]
-            return self._released(ask, right, self._counted(delivered), delays)
+            return self._released(ask, right, self.counted(delivered), delays)
 
         settled = self._database.change(settle) if right else set()
         known = [self.held[place] for place in settled if place in self.held]

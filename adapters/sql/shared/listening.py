@@ -47,7 +47,7 @@ class SharedListener(LookingListener):
 
     def _free(self, messages: Sequence[Message]) -> None:
         with suppress(AnabranchError):  # else they are free when this router is gone, or their leases are over
-            self._store.leases.free([one._note for one in messages], 0)
+            self._store.leases.free([one._note for one in messages], self._store.leases.counted(False))
 
     def end(self) -> None:
         """End it: the store is being closed."""

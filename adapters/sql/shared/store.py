@@ -552,7 +552,7 @@ class SharedStore:
 
     def give_back(self, lease: SharedLease) -> None:
         """Give back what is leased so, which its holder has never seen."""
-        self.leases.settle_later(lambda: self.leases.free([lease], 0))
+        self.leases.settle_later(lambda: self.leases.free([lease], self.leases.counted(False)))
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, which is in memory."""
