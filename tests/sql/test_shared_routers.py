@@ -195,3 +195,30 @@ def test_one_that_was_committed_late_is_the_first_all_the_same(shared: Shared, m
     assert [message.body for message in found] == [b"late", b"after"]
     for message in found:
         message.ack()
+
+
+def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long after its sender, who knew of nobody, and before the first id that a slow look has found."""
+    for name, value in (("LATE", 0), ("SLOW", 0.0), ("SHARE", 0)):
+        monkeypatch.setattr(heads, name, value)
+    router = shared.router("one")
+    queue = router.queue("q")
+    queue.declare()
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url) as late:
+        late.execute(
+            "INSERT INTO shared_messages (due, expires, sent, queue, priority, content) "
+            "SELECT 0, 0, 0, number, 4, 'late' FROM shared_queues WHERE name LIKE '%q'"
+        )
+        queue.send(b"between")
+        seen: list[Message[Any]] = []
+        listener = queue.listen(seen.append, credit=2)
+        eventually(lambda: seen)
+        seen.pop().ack()
+        waiting = store_of(router).waiting
+        eventually(lambda: waiting.count() and any(map(waiting.heads.known, range(9))) and not waiting._fresh)
+        late.commit()
+    eventually(lambda: seen)
+    assert seen[0].body == b"late"
+    seen[0].ack()
+    listener.close()

@@ -285,8 +285,10 @@ class Waiting:
             self._fresh.difference_update(waited)
         if waited:
             firsts = [self.heads.known(queue) for queue in waited]
-            found = run(says["ready"], [waited, firsts, self._most_deliveries])
-            self.wake(queue for (queue,) in found)
+            found = {queue for (queue,) in run(says["ready"], [waited, firsts, self._most_deliveries])}
+            if is_poll:  # what was committed very late lies before; who waits looks from the start, when that is due
+                found.update(queue for queue in waited if self.heads.known(queue) > self.heads.first(queue))
+            self.wake(found)
         if is_poll:
             self._poll_at = now + POLL_SECONDS
             ((size,),) = run(says["size_of_waiting"])
