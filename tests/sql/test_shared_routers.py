@@ -143,6 +143,29 @@ def test_a_queue_that_one_has_made_is_there_in_the_other(shared: Shared) -> None
     assert other.queue("sent").depth() == 1
 
 
+def test_a_pattern_finds_queues_that_do_not_come_in_the_order_of_their_numbers(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for which somebody waited first; one that a transaction over two stores has made."""
+    for name, seconds in (("ALL_SECONDS", 0.0), ("POLL_SECONDS", 0.1)):
+        monkeypatch.setattr(f"anabranch.adapters.sql.shared.waiting.{name}", seconds)
+    one, other = opened(shared, "one", "other")
+
+    def declared(name: str) -> None:
+        one.queue(name).declare()
+        eventually(lambda: name in {destination.name for destination in other._registry.table.destinations})
+
+    assert one.queue("w.waited").receive(timeout=0.01) is None
+    declared("later")
+    one.queue("w.waited").send(b"1")
+    with one.transaction() as tx:
+        tx.send("w.both", b"2")
+        tx.send("a.x", b"3")
+    found = [other.receive("w.>", timeout=PATIENCE) for _ in range(2)]
+    assert {message.body for message in found if message is not None} == {b"1", b"2"}
+    other.ack([message for message in found if message is not None])
+
+
 def test_purged_and_deleted_while_another_router_holds_one(shared: Shared) -> None:
     one, other = opened(shared, "one", "other")
     one.queue("q").send_many([b"1", b"2", b"3"])
@@ -215,8 +238,8 @@ def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch
         listener = queue.listen(seen.append, credit=2)
         eventually(lambda: seen)
         seen.pop().ack()
-        waiting = store_of(router).waiting
-        eventually(lambda: waiting.count() and any(map(waiting.heads.known, range(9))) and not waiting._fresh)
+        lines = store_of(router).waiting
+        eventually(lambda: lines.count() and any(map(lines.heads.known, range(9))) and not lines._fresh)
         late.commit()
     eventually(lambda: seen)
     assert seen[0].body == b"late"

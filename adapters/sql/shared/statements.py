@@ -183,8 +183,8 @@ _STATEMENTS: Final = {
     "SET declared = EXCLUDED.declared OR q.declared RETURNING number",
     "queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.name IS NOT NULL AND (q.declared OR EXISTS "
     "(SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number))",
-    "newer_queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.number > %s AND q.declared "
-    "AND q.name IS NOT NULL ORDER BY 1",
+    "newer_queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.number > %s AND q.name IS NOT NULL "
+    "AND (q.declared OR EXISTS (SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number)) ORDER BY 1",
     "queue_of": "SELECT coalesce(q.name, t.name), q.client, q.subscription FROM {p}shared_queues q "
     "LEFT JOIN {p}shared_queues t ON t.number = q.topic WHERE q.number = %s",
     "undeclare": "UPDATE {p}shared_queues SET declared = false, subscriptions = '{}' WHERE number = %s",

@@ -52,6 +52,9 @@ ALL: Final = "!"
 or those of queues that have messages."""
 SKEW_MS: Final = 100
 """Clocks that differ by less count as one, as those do that are kept right."""
+ALL_SECONDS: Final = 10.0
+"""Seconds after which all queues are looked at once more. Numbers do not come in the order in which queues do: of two
+that are made at once the first may be committed last, and one that is deleted and made anew keeps its number."""
 BEATS: Final = 3
 """Heartbeats in the time after which a router is taken for dead."""
 
@@ -91,7 +94,7 @@ class Waiting:
         self._announced: set[int] = set()
         """Queues with a row in WAITING."""
         self._last_queue = 0
-        self._beat_at = self._poll_at = self._relook_at = self._bury_at = 0.0
+        self._beat_at = self._poll_at = self._relook_at = self._bury_at = self._all_at = 0.0
         self._fresh: set[int] = set()
         """Queues in which somebody has begun to wait (W11)."""
         self._stopped = False
@@ -294,6 +297,8 @@ class Waiting:
             ((size,),) = run(says["size_of_waiting"])
             if size > WAITING_MAX:
                 self._empty(prepared)
+            if now >= self._all_at:
+                self._all_at, self._last_queue = now + ALL_SECONDS, 0
             came = run(says["newer_queues"], [self._last_queue])
             if came:
                 self._last_queue = came[-1][0]
