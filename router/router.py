@@ -652,6 +652,10 @@ class Router:
         self._registry.require_open()
         self._sweeper.reject(message, reason)
 
+    def _reject_within(self, transaction: Transaction, message: Message[Any], reason: Reason) -> None:
+        """Reject a message when a transaction commits. For that."""
+        self._sweeper.reject_within(transaction, message, reason)
+
     def _spent(self, store: Store) -> None:
         """Dead-letter messages of a store soon, as Rejecting._spent. For stores."""
         self._sweeper.spent(store)

@@ -279,6 +279,7 @@ class AsyncTransaction(Awaited[Transaction]):
     send = _gathered(Transaction.send)
     ack = _gathered(Transaction.ack)
     release = _gathered(Transaction.release)
+    reject = _gathered(Transaction.reject)
     put = _gathered(Transaction.put)
     remove = _gathered(Transaction.remove)
     remove_range = _gathered(Transaction.remove_range)

@@ -156,6 +156,12 @@ def mark_requeued(participants: Collection[Participant]) -> None:
                 participant.sends[place] = (destination, message._replace(requeued=True))
 
 
+def require_message(message: object) -> None:
+    """Raise TypeError for what cannot be rejected."""
+    if not isinstance(message, Message):
+        raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")
+
+
 def subscription_of(letter: Message[Any]) -> SubscriptionKey | None:
     """Return the subscription that has given up a dead letter. None: the topic's message became one as a whole, since
     it expired."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast, overload
 
 from ...adapters.core.messages import (
     DEFAULT_PRIORITY,
+    REJECTED,
     Headers,
     LargeBody,
     Message,
@@ -35,6 +36,7 @@ from ...adapters.core.messages import (
     Receipt,
     T,
     checked,
+    require_leased,
 )
 from ...adapters.core.record.keys import put_of, range_of, removal_of
 from ...adapters.core.service.failures import failure_of
@@ -51,7 +53,7 @@ from ..transactions.states import ACTIVE, DONE, PREPARING, TransactionState
 from ..transactions.xid import Xid
 from .addresses import Address, map_of, resolve_all, topic_of
 from .codecs import encode
-from .dead_letter import mark_requeued
+from .dead_letter import mark_requeued, require_message
 from .endpoint import Endpoint, SendOptions, due, expiry, kept
 from .map import Map, V
 
@@ -214,10 +216,12 @@ class Transaction:
 
     def _carry(self, destination: Destination, message: Outgoing) -> None:
         """Send at commit a message that was one before, as it was. For callers that move messages; else as `send`."""
-        body = message.body
-        if type(body) is not bytes:
-            message = message._replace(body=kept(self._registry, destination, body, None, message.persistent))
-        self._send((destination,), message)
+        self._send((destination,), self._kept(destination, message))
+
+    def _kept(self, destination: Destination, message: Outgoing) -> Outgoing:
+        if type(message.body) is bytes:
+            return message
+        return message._replace(body=kept(self._registry, destination, message.body, None, message.persistent))
 
     def _send(self, destinations: Sequence[Destination], message: Outgoing) -> None:
         lock = self._own_lock
@@ -287,6 +291,32 @@ class Transaction:
             if reason is not None:
                 failure_of(reason)
             self._operations.claim(message, self._registry, Release(message, delivered, delay, reason))
+
+    def reject(self, message: Message[Any], reason: Reason = REJECTED) -> None:
+        """Put a leased message into its store's dead-letter queue at commit, as Message.reject does: acked, and sent
+        there, or dropped where there is none. On rollback it is free again, as after a release. `commit` returns no
+        receipt of the dead letter. Statistics and events tell of it once it is committed, not of a transaction that was
+        prepared under its xid.
+
+        Raises as `ack`, TypeError for what is no reason, and what a send of the dead letter raises.
+        """
+        require_message(message)
+        require_leased(message)
+        self._registry.require_own(message)
+        with self._lock:
+            self._require_active()
+        router: Any = message._store.owner
+        router._reject_within(self, message, reason)
+
+    def _reject(
+        self, message: Message[Any], letter: tuple[Destination, Outgoing] | None, told: Callable[[], object]
+    ) -> None:
+        """Do `reject`, with the dead letter that the message becomes. `told` is called once it is committed."""
+        if letter is not None:
+            letter = letter[0], self._kept(*letter)
+        with self._lock:
+            self._require_active()
+            self._operations.reject(message, letter, told, self._registry)
 
     def subscribe(
         self,
@@ -462,6 +492,7 @@ class Transaction:
         self._pass()
         self._coordinator.commit(self._global)
         self.receipts = self._operations.receipts(self._global.participants.values())
+        self._operations.tell_rejected()
         if self._global.state is DONE:
             self._global.let_go()
 

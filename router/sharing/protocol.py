@@ -28,7 +28,7 @@ from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
 from ..transactions.xid import Xid
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
 """Bytes of a frame that an owner sends: the largest message that a store may be configured to take."""
@@ -197,6 +197,8 @@ class Commit(Request, frozen=True, tag=10):
     changes: list[Change]
     acked: list[str] = []
     """The destinations of what it acks."""
+    rejected: dict[str, tuple[str | None, str]] = {}
+    """Of these tokens those that it rejects, and the fields of a Failure of each."""
 
 
 class Call(Request, frozen=True, tag=11):

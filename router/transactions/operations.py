@@ -6,7 +6,7 @@ operation, or nothing. Only the end of the transaction gives the participants, w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
@@ -41,6 +41,19 @@ class Ack(NamedTuple):
     message: Message[Any]
 
 
+class Letter(Send):
+    """A send of the dead letter that a rejected message becomes: no receipt tells of it."""
+
+    __slots__ = ()
+
+
+class Reject(Ack):
+    """An ack of a message that is rejected."""
+
+    told: Callable[[], object]
+    """Called once it is committed."""
+
+
 class Release(NamedTuple):
     """A message that is given back when the transaction ends, and how."""
 
@@ -69,8 +82,8 @@ class ChangeSubscription(NamedTuple):
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
-    has_acks = _gives_back = _has_transient = False
-    """Whether anything was acked, given back, and sent or acked that is transient; perhaps undone since."""
+    has_acks = _gives_back = _has_transient = _rejects = False
+    """Whether anything was acked, given back, sent or acked that is transient, and rejected; perhaps undone since."""
     _handed_over = False
     """Participants have their parts, or some of them."""
     _ended_with = 0
@@ -171,6 +184,31 @@ class Operations:
                 unclaim([message])
             raise
 
+    def reject(
+        self, message: Message[Any], letter: tuple[Destination, Outgoing] | None, told: Callable[[], object],
+        registry: StoreRegistry,
+    ) -> None:  # fmt: skip
+        """Claim a message, and add its ack and its dead letter, whose body is kept, or neither. Raises as `send` and
+        `claim`."""
+        count = len(self._all)
+        try:
+            if letter is not None:
+                self.send((letter[0],), letter[1], registry)
+                self._all[-1] = Letter(*self._all[-1])
+            self._rejects = True
+            self.claim(message, registry)
+            self._all[-1] = one = Reject(message)
+            one.told = told
+        except BaseException:
+            self.undo(count)
+            raise
+
+    def tell_rejected(self) -> None:
+        """Tell of the messages that were rejected, once all is committed."""
+        for one in self._all if self._rejects else ():
+            if isinstance(one, Reject):
+                one.told()
+
     def _require_same(self, message: Message[Any]) -> None:
         """Raise TransactionError if a message's store was reopened since another message of it was acked."""
         store: Store = message._store  # type: ignore[assignment]
@@ -217,6 +255,9 @@ class Operations:
             elif isinstance(one, ChangeSubscription):
                 participant = one.participant
                 participant.changes.append(one.change)
+            elif isinstance(one, Send):
+                participant = one.participant
+                participant.sends.append(one.sent)
             else:
                 continue
             found[participant.store_id] = participant
@@ -249,9 +290,10 @@ class Operations:
         for one in participants:
             known = len(one.receipts) == len(one.sends)
             given[one] = iter(one.receipts if known else [Receipt(destination, 0) for destination, _ in one.sends])
-        if len(given) == 1:
+        if len(given) == 1 and not self._rejects:
             return list(given[one])
-        return [next(given[one.participant]) for one in self._all if type(one) is Send]
+        sends = [(type(one), next(given[one.participant])) for one in self._all if isinstance(one, Send)]
+        return [receipt for kind, receipt in sends if kind is Send]
 
     def end(self) -> None:
         """Free the messages that are given back, and drop all operations. May be done again."""

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
-from ...adapters.core.messages import EXPIRED, REJECTED, Message, Reason, Undelivered, require_leased
+from ...adapters.core.messages import EXPIRED, REJECTED, Message, Outgoing, Reason, Undelivered, checked
 from ...adapters.core.record.headers import pack_headers
 from ...adapters.core.service.failures import Failure, failure_of
 from ...adapters.core.state.limits import without_waiting
@@ -112,21 +112,31 @@ class DeadLetterSweeper:
 
     def reject(self, message: Message[Any], reason: Reason) -> None:
         """Put a leased message aside now. Raises what a transaction raises: the message is then free."""
-        require_message(message)
+        with self._begin() as transaction:
+            transaction.reject(message, reason)
+
+    def reject_within(self, transaction: Transaction, message: Message[Any], reason: Reason) -> None:
+        """Put a leased message aside when a transaction commits, as Transaction.reject."""
         given = failure_of(reason)
-        require_leased(message)
         follow(message)
         store = cast(Store, message._store)
         # Words are its reason, beside which the failure before counts.
         said, failure = (given.text, None) if given.type is None else (REJECTED, given)
-        pattern = self._registry.dead_letter_of(store)
-        kept = self._dead_letter(store, pattern, [Undelivered(message, said)], True, failure)
-        message._store.note_rejected(message)  # it may have moved meanwhile
-        with self._lock:
-            self.dead_lettered += kept
-            self.dropped += 1 - kept
-        if not kept:
-            self._deleted.count([(store.name, message.destination)])
+        letter = self._letter(store, self._registry.dead_letter_of(store), message, said, True, failure)
+        target = None if letter is None else letter[0]
+        events = list(_events_of(store, message, said, True, target)) if self._events else []
+
+        def told() -> None:
+            message._store.note_rejected(message)  # it may have moved meanwhile
+            with self._lock:
+                self.dead_lettered += letter is not None
+                self.dropped += letter is None
+            if letter is None:
+                self._deleted.count([(store.name, message.destination)])
+            for event in events:
+                self._events.tell(event)
+
+        transaction._reject(message, letter, told)
 
     def close(self) -> None:
         """Begin no more, and wait for the end of what is under way. For a store that takes longer than FINISH_SECONDS
@@ -258,31 +268,19 @@ class DeadLetterSweeper:
         """Say that messages wait, which is nothing unusual while the router is being closed."""
         log.log(logging.DEBUG if self.closed else logging.WARNING, text, *about)
 
-    def _dead_letter(
-        self, store: Store, pattern: str | None, found: Sequence[Undelivered], rejected: bool = False,
-        failure: Failure | None = None,
-    ) -> int:  # fmt: skip
+    def _dead_letter(self, store: Store, pattern: str | None, found: Sequence[Undelivered]) -> int:
         """Dead-letter in one transaction; returns how many went to a dead-letter queue. Raises AnabranchError, and then
-        nothing was done. `rejected`: by their receiver, which counts as a delivery. `failure`: the reason, if it is not
-        the one that the store knows."""
+        nothing was done."""
         kept = 0
         events: list[Event] = []
         transaction = self._begin()
         try:
             for message, reason in found:
-                source = message.destination
-                origin = self._origin(message)
-                target = dead_letter_queue(pattern, origin or source) if pattern is not None else None
-                if target == source and reason == EXPIRED and not rejected:
-                    target = None
+                letter = self._letter(store, pattern, message, reason)
                 if self._events:
-                    events += _events_of(store, message, reason, rejected, target)
-                if target is not None:
-                    known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
-                    why = failure or store.failure_of(message)
-                    headers = self._labelled(message, reason, known, rejected, target, why)
-                    lasting = message.persistent and not store.volatile
-                    transaction.send(target, message.content, headers, priority=message.priority, persistent=lasting)
+                    events += _events_of(store, message, reason, False, None if letter is None else letter[0])
+                if letter is not None:
+                    transaction._carry(*letter)
                     kept += 1
             for message, _ in found:  # last: what is given back by a transaction counts as delivered
                 transaction.ack(message)
@@ -291,12 +289,28 @@ class DeadLetterSweeper:
             if transaction.state == "open":
                 transaction.rollback()
             raise
-        if not rejected:
-            for message in (message for message, reason in found if reason == EXPIRED):
-                message._store.count_expired((message,))  # it may have moved meanwhile
+        for message in (message for message, reason in found if reason == EXPIRED):
+            message._store.count_expired((message,))  # it may have moved meanwhile
         for event in events:
             self._events.tell(event)
         return kept
+
+    def _letter(
+        self, store: Store, pattern: str | None, message: Message, reason: str, rejected: bool = False,
+        failure: Failure | None = None,
+    ) -> tuple[Destination, Outgoing] | None:  # fmt: skip
+        """Return the dead letter that a message becomes, and its queue; None: it is dropped. `rejected`: by its
+        receiver, which counts as a delivery. `failure`: the reason, if it is not the one that the store knows."""
+        if pattern is None:
+            return None
+        source, origin = message.destination, self._origin(message)
+        target = dead_letter_queue(pattern, origin or source)
+        if target == source and reason == EXPIRED and not rejected:
+            return None
+        known = origin is not None or (target == source and message.headers.get(SOURCE) is not None)
+        headers = self._labelled(message, reason, known, rejected, target, failure or store.failure_of(message))
+        lasting = message.persistent and not store.volatile
+        return target, checked(message.content, headers, None, message.priority, 0, lasting, False)
 
     def _labelled(
         self, message: Message, reason: str, known: bool, rejected: bool, target: Destination, failure: Failure | None
@@ -368,9 +382,3 @@ def _groups(waiting: Sequence[Undelivered], size: int) -> list[list[Undelivered]
             left = size - len(one.message.content)
         groups[-1].append(one)
     return groups
-
-
-def require_message(message: object) -> None:
-    """Raise TypeError for what cannot be rejected."""
-    if not isinstance(message, Message):
-        raise TypeError(f"a message that was received can be rejected, not {type(message).__name__}: {message!r}")

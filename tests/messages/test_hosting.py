@@ -251,6 +251,65 @@ def test_what_cannot_be_rejected_is_free_again(router: anabranch.Router) -> None
             take(q).reject(5)  # type: ignore[arg-type]
 
 
+def test_rejected_in_a_transaction(router: anabranch.Router) -> None:
+    """With all else that it does, or not at all; counted and told of once it is committed."""
+    q, other, dead = router.queue("q"), router.queue("other.q"), router.queue("dlq")
+    events: SimpleQueue[Any] = SimpleQueue()
+    of_messages = (anabranch.MessageDeadLettered, anabranch.MessageDropped)
+    router.on_event(lambda event: events.put(event) if isinstance(event, of_messages) else None)
+    q.send_many([b"poison", b"good"])
+    other.send(b"dropped")
+    with pytest.raises(KeyError), router.transaction() as tx:
+        tx.reject(take(q), "it does not parse")
+        tx.send("done", b"x")
+        assert (tx.state, dead.depth(), q.counts().leased) == ("open", 0, 1)
+        raise KeyError
+    assert (router.stats().dead_lettered, bodies(dead), q.counts().ready) == (0, [], 2)
+    with router.transaction() as tx:
+        message, gone, good = take(q), take(other), take(q)
+        savepoint = tx.savepoint()
+        tx.reject(good)
+        savepoint.rollback()
+        tx.reject(message, ValueError("it does not parse"))
+        tx.send("done", b"x")
+        tx.reject(gone)
+        tx.send("other.done", b"y")
+        for wrong in (good, next(iter(q.browse()))):
+            with pytest.raises(anabranch.UnknownMessageError):
+                tx.reject(wrong)
+        with pytest.raises(TypeError, match="can be rejected, not str"):
+            tx.reject("x")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="a reason is"):
+            tx.reject(take(q), 5)  # type: ignore[arg-type]
+    done = [next(iter(router.queue(name).browse())) for name in ("done", "other.done")]
+    assert [one.seq for one in tx.receipts] == [one.seq for one in done]
+    (letter,) = q.dead_letters()
+    assert (letter.reason, letter.error_type, letter.error_text) == ("rejected", "ValueError", "it does not parse")
+    assert (letter.message.body, letter.deliveries) == (b"poison", 2)
+    assert (bodies(q), bodies(other), len(bodies(dead))) == ([b"good"], [], 1)
+    assert (router.stats().dead_lettered, router.stats().dropped) == (1, 1)
+    first, second = (events.get(timeout=PATIENCE) for _ in range(2))
+    assert (first.reason, first.deliveries, first.dead_letter_queue) == ("rejected", 2, dead.destination)
+    assert (type(second), second.reason) == (anabranch.MessageDropped, "rejected")
+    with pytest.raises(anabranch.UnknownMessageError, match="it was rejected"):
+        message.ack()
+    with pytest.raises(anabranch.TransactionError):
+        tx.reject(take(dead))
+
+
+def test_rejected_and_voted_for(router: anabranch.Router) -> None:
+    q = router.queue("q")
+    q.send_many([b"1", b"2"])
+    rolled_back, tx = router.transaction(), router.transaction()
+    rolled_back.reject(take(q))
+    tx.reject(take(q))
+    rolled_back.vote()
+    tx.vote()
+    rolled_back.rollback()
+    assert tx.commit() == []
+    assert (bodies(q), bodies(router.queue("dlq")), router.stats().dead_lettered) == ([b"1"], [b"2"], 1)
+
+
 def test_rejecting_without_waiting(router: anabranch.Router) -> None:
     q = router.queue("q")
     q.send_many([b"1", b"2"])

@@ -97,8 +97,8 @@ NAMES = {
         "browse dead_letters declare delete depth destination send send_many send_nowait subscribe subscriptions"
     ),
     "Transaction": (
-        "ack commit commit_nowait is_empty prepare put release remove remove_range rollback savepoint send state "
-        "subscribe unsubscribe vote"
+        "ack commit commit_nowait is_empty prepare put reject release remove remove_range rollback savepoint send "
+        "state subscribe unsubscribe vote"
     ),
     "UsageStats": "failed lost recorded",
     "WhenFull": "BLOCK DROP_NEW DROP_OLD FAIL",

@@ -172,6 +172,10 @@ def test_topics_maps_patterns_and_transactions(striking: Striking) -> None:
         message = await take(queue)
         assert message.body == 7
         await message.reject("bad")
+        await queue.send(8)
+        async with router.transaction() as transaction:
+            await transaction.reject(await take(queue), "bad")
+        assert await queue.depth() == 0
         assert [one.subscription.name for one in await topic.subscriptions()] == ["s"]
         assert await subscriber.unsubscribe() == 0
         assert (await router.stats()).stores

@@ -82,9 +82,17 @@ def _subscriptions(router: Router, transaction: anabranch.Transaction) -> None:
     transaction.unsubscribe(before)
 
 
+def _rejects(router: Router, transaction: anabranch.Transaction) -> None:
+    """Of which one becomes a dead letter, and the other has no dead-letter queue."""
+    transaction.reject(take(router.queue("q")), ValueError("it does not parse"))
+    transaction.reject(take(router.queue("other.q")))
+    _sends(transaction, "done", "more")
+
+
 KINDS: dict[str, Callable[[Router, anabranch.Transaction], None]] = {
     "one store": _one_store, "two stores": _two_stores, "acks": _acks, "acks in two stores": _acks_in_two,
     "own ids": _own_ids, "a map and an ack": _map, "a map": _map_alone, "subscriptions": _subscriptions,
+    "rejects from two stores": _rejects,
 }  # fmt: skip
 
 
@@ -142,7 +150,12 @@ def _checked(router: Router, what: str, receipts: Any) -> None:
     """All of it has taken effect, once, and the receipts tell of it."""
     acks = {"a map": 0}.get(what, 2 if "two" in what else 1)
     assert [ready(router, name) for name in ACKED] == [[b"2"] if n < acks else [b"1", b"2"] for n in range(2)]
-    sent = {"one store": ["done", "more"], "two stores": ["done", "other.done"], "own ids": ["done"]}.get(what, [])
+    of_one = ["done", "more"]
+    sent = {"one store": of_one, "two stores": ["done", "other.done"], "own ids": ["done"]}.get(what, [])
+    if "rejects" in what:
+        sent = of_one
+        (letter,) = router.queue("q").dead_letters()
+        assert (letter.message.body, letter.error_text) == (b"1", "it does not parse")
     for name in ("done", "more", "other.done"):
         first = [b"known"] if name == "done" else []
         assert bodies(router, name) == first + [b"sent", b"again"] * (name in sent)

@@ -21,7 +21,9 @@ from ....adapters.core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, REJE
 from ....adapters.core.store_types import Settlement, SubscriptionKey
 from ....policies.errors import AnabranchError, StoreFailedError, TransactionError, UnknownMessageError, router_closed
 from ....policies.names.destination import Destination
-from ...upkeep.dead_letters import SWEEP_SECONDS, require_message
+from ...api.dead_letter import require_message
+from ...api.transaction import Transaction
+from ...upkeep.dead_letters import SWEEP_SECONDS
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
 from .bodies import Bodies, RemoteBody, taken_out
 from .exchange import Exchange
@@ -44,7 +46,7 @@ _NOT_HELD: Final = " is not leased here any more: "
 class RemoteLease:
     """The hold that this client has on a message."""
 
-    __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "is_timed", "kept", "reason", "store")
+    __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "is_timed", "kept", "reason", "rejection", "store")
 
     def __init__(self, store: RemoteLeases, held: Held, is_timed: bool) -> None:
         self.store = store
@@ -60,6 +62,8 @@ class RemoteLease:
         """Its holder did not end it."""
         self.reason: Failure | None = None
         """Why it is about to be given back."""
+        self.rejection: Failure | None = None
+        """Why the transaction that has claimed it rejects it, if it does."""
 
     def __del__(self) -> None:
         """Give it back if nobody has got its message: its caller was interrupted."""
@@ -352,6 +356,16 @@ class RemoteLeases:
         require_message(message)
         failure = failure_of(reason)
         self._settled([message], LEASED, REJECTED, lambda tokens: Settle(tokens, Settlement.REJECT, failure))
+
+    def reject_within(self, transaction: Transaction, message: Message[Any], reason: Reason) -> None:
+        """Put a message into its dead-letter queue when a transaction commits: the owner does, as it commits."""
+        lease = message._note
+        lease.rejection = failure_of(reason)
+        try:
+            transaction._reject(message, None, lambda: None)
+        except BaseException:
+            lease.rejection = None
+            raise
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
         """Lease a message for longer, as Store.extend."""

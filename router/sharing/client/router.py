@@ -159,7 +159,9 @@ class SharedRouter(Router):
         self._registry = registry = RemoteRegistry(config, store)  # type: ignore[assignment]
         self._coordinator = RemoteCoordinator(config, store, registry)
         self._outcomes = RemoteOutcomes(self._coordinator, store)
-        self._sweeper = SimpleNamespace(run=partial(store.call, "sweep"), reject=store.reject)  # type: ignore[assignment]
+        self._sweeper = SimpleNamespace(  # type: ignore[assignment]
+            run=partial(store.call, "sweep"), reject=store.reject, reject_within=store.reject_within
+        )
         self._tokens = _Tokens(store)
         self._patterns = _Patterns(registry, store)  # type: ignore[assignment]
         self._events = RemoteEvents(store)

@@ -30,7 +30,7 @@ from ....adapters.core.messages import (
 )
 from ....adapters.core.record.headers import pack_headers, pack_id
 from ....adapters.core.record.large import CHUNK_BYTES, Sized
-from ....adapters.core.state.leases import ACKED, CLAIMED, ROLLED_BACK
+from ....adapters.core.state.leases import ACKED, CLAIMED, REJECTED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
 from ....policies.errors import TransactionError, router_closed
 from ....policies.names.destination import Destination, Kind
@@ -380,8 +380,12 @@ class RemoteStore(RemoteLeases):
     ) -> list[Any]:
         """Send a whole transaction, to be committed, prepared under its xid, or to vote."""
         outgoing = [(str(destination), self._packed(_checked(destination, message))) for destination, message in sends]
-        tokens = [message._note.token for message in acks]
-        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes), _destinations(acks)))
+        leases: list[RemoteLease] = [message._note for message in acks]
+        rejected: dict[str, tuple[str | None, str]] = {
+            one.token: one.rejection for one in leases if one.rejection is not None
+        }
+        tokens, others = [one.token for one in leases], _destinations(acks)
+        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes), others, rejected))
         return answer
 
     def end_vote(
@@ -407,7 +411,8 @@ class RemoteStore(RemoteLeases):
     def _end_all(self, acks: Sequence[Message], end: str) -> None:
         """Note that a transaction has done with these messages."""
         for message in acks:
-            self._ended(message._note.token, end)
+            lease = message._note
+            self._ended(lease.token, REJECTED if end is ACKED and lease.rejection is not None else end)
         note_settled(acks)
 
     def prepared(self, acks: Sequence[Message]) -> list[RemoteLease]:

@@ -81,7 +81,11 @@ def commit(session: Session, number: int, request: Commit) -> list[Any]:
             for text, fields in request.sends:
                 transaction._carry(destination_of(text), session.outgoing_of(fields))
             for token in request.acks:
-                transaction.ack(_store_of(session, token, request.again).leased(session.now(token) or ""))
+                message = _store_of(session, token, request.again).leased(session.now(token) or "")
+                if token in request.rejected:
+                    transaction.reject(message, reason_of(*request.rejected[token]))
+                else:
+                    transaction.ack(message)
             for change in request.changes:
                 transaction._change(change)
             if request.mode == "vote":
@@ -134,6 +138,16 @@ def store_of_lease(registry: StoreRegistry, token: str) -> Store:
     if store is None:
         raise unknown_lease(token)
     return store
+
+
+def reason_of(kind: str | None, text: str) -> str | BaseException:
+    """Return the reason of a release or a rejection as the owner's router takes it: text, or an exception of that
+    type's name."""
+    if kind is None:
+        return text
+    module, _, name = kind.rpartition(".")
+    kept: type[Exception] = type(name, (Exception,), {"__module__": module or "builtins", "__qualname__": name})
+    return kept(text)
 
 
 def _store_of(session: Session, token: str, again: bool) -> Store:

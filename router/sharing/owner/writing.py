@@ -18,7 +18,7 @@ from ...api.endpoint import Endpoint, kept
 from ...router import Router
 from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack_error, pack_sent
 from .answers import Answers
-from .commits import commit, store_of_lease
+from .commits import commit, reason_of, store_of_lease
 from .session import Session
 
 Written = tuple[Session, int, Any]
@@ -243,7 +243,7 @@ class Writes:
         tokens = _tokens(session, request.tokens)
         if request.whole and len(tokens) > 1:
             self._require(tokens)
-        reason = None if request.reason is None else _reason_of(*request.reason)
+        reason = None if request.reason is None else reason_of(*request.reason)
         future = self._router.settle_nowait(
             tokens, request.how, reason, delivered=request.delivered, delay=request.delay
         )
@@ -261,15 +261,6 @@ class Writes:
 
 def _receipt(receipt: Any) -> tuple[int, bool]:
     return receipt.seq, receipt.duplicate
-
-
-def _reason_of(kind: str | None, text: str) -> str | BaseException:
-    """Return the reason of a release as the owner's router takes it: text, or an exception of that type's name."""
-    if kind is None:
-        return text
-    module, _, name = kind.rpartition(".")
-    kept: type[Exception] = type(name, (Exception,), {"__module__": module or "builtins", "__qualname__": name})
-    return kept(text)
 
 
 def _tokens(session: Session, given: list[str]) -> list[str]:
