@@ -475,10 +475,12 @@ class Store:
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         lease: float | None = None,
+        newest: bool = False,
     ) -> Message | None:
         """Lease the first message that nobody holds; None if there is none in `timeout` seconds (None: wait).
 
-        First is the oldest, with `priorities` that of the highest priority. One whose time is over or that has come
+        First is the oldest, or the `newest`, with `priorities` that of the highest priority. If there is none, a caller
+        that waits for the newest gets what comes first, as any other. One whose time is over or that has come
         back `max_deliveries` times is skipped. From a topic one receives for a `subscription`: UnknownSubscription-
         Error if the topic has none of that key, DestinationError without one. Subscriptions lease independently.
 
@@ -487,7 +489,7 @@ class Store:
         time of one that a transaction has claimed does not run out. By a monotonic clock. Raises TypeError and
         ValueError for what is no time.
         """
-        return self._receiving.receive(destination, timeout, subscription, lease)
+        return self._receiving.receive(destination, timeout, subscription, lease, newest)
 
     def receive_many(
         self,

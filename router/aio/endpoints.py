@@ -102,9 +102,12 @@ class _Consumer(_Backlog[T]):
             await asyncio.sleep(pause)
         return True
 
-    async def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> AsyncMessage[T] | None:
-        """Lease the first message that nobody holds, as Consumer.receive. Cancelled, it has leased nothing."""
-        found = await self._run(partial(self._of.receive, timeout, lease=lease), give_back)
+    async def receive(
+        self, timeout: float | None = 0, *, lease: float | None = None, newest: bool = False
+    ) -> AsyncMessage[T] | None:
+        """Lease the first message that nobody holds, or the newest, as Consumer.receive. Cancelled, it has leased
+        nothing."""
+        found = await self._run(partial(self._of.receive, timeout, lease=lease, newest=newest), give_back)
         return None if found is None else self._message(found)
 
     async def receive_many(

@@ -130,8 +130,13 @@ class Consumer(Backlog[T]):
         their turn. Those that wait for their time are among them."""
         return self._looked_at(limit, after, leased)
 
-    def receive(self, timeout: float | None = 0, *, lease: float | None = None) -> Message[T] | None:
+    def receive(
+        self, timeout: float | None = 0, *, lease: float | None = None, newest: bool = False
+    ) -> Message[T] | None:
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
+
+        With `newest` it is the last one that was sent, of the most urgent priority: last in, first out. A call that
+        waits gets the first one that comes. Raises DestinationError in a store that several machines share.
 
         The message is this process's until `message.ack()` or `message.release()`; when the process ends, all its
         leases do. With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted
@@ -145,11 +150,11 @@ class Consumer(Backlog[T]):
         store = self._registry.by_destination.get(destination) if timeout == 0 else None
         message: Message[Any] | None
         try:  # what nearly always comes of it; the rest would take a receive half a microsecond more
-            message = None if store is None else store.receive(destination, 0, self._key, lease)
+            message = None if store is None else store.receive(destination, 0, self._key, lease, newest)
         except ClosedError:
             store = None
         if store is None:
-            message = self._in_time(timeout, None, "receive", lease=lease)
+            message = self._in_time(timeout, None, "receive", lease=lease, newest=newest)
         return message if self._codec is None else wrap_any(self._codec, message)
 
     def _in_time(self, timeout: float | None, none: Any, name: str, **options: Any) -> Any:

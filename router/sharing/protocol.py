@@ -128,6 +128,8 @@ class Receive(Request, frozen=True, tag=3):
     most: int
     timeout: float | None
     lease: float | None
+    newest: bool = False
+    """One, the last."""
 
 
 class ReceivePattern(Request, frozen=True, tag=4):

@@ -23,6 +23,7 @@ from .leasing import LeasingContract
 from .lifecycle import LifecycleContract
 from .limits import LimitsContract
 from .marking import MarkingContract
+from .newest import NewestContract
 from .nonpersistent import NonpersistentContract
 from .ordering import OrderingContract
 from .preparing import PreparingContract
@@ -77,6 +78,7 @@ class StoreContract(
     HostingContract,
     KeyedContract,
     MarkingContract,
+    NewestContract,
     NonpersistentContract,
     LargeContract,
     WhenFullContract,

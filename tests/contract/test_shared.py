@@ -1,6 +1,6 @@
 """A store that many routers share keeps the contract of queues and topics with two routers, of which one sends what the
 other receives, but for what NOT_HAD says, and for what moves the clock of this process (waiting.py, ages.py) or asks
-for what it does not keep (keyed.py, large.py, nonpersistent.py, limits.py, when_full.py, marking.py)."""
+for what it does not keep (keyed.py, large.py, newest.py, nonpersistent.py, limits.py, when_full.py, marking.py)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from anabranch.adapters.core import Store
+from anabranch.policies.errors import DestinationError
 
 from ..sql.server import PostgresServer
 from ..sql.shared import SharedTables, TwoRouters
@@ -19,7 +20,7 @@ from .changing import ChangingContract
 from .counting import CountingContract
 from .crediting import CreditingContract
 from .deliveries import DeliveriesContract
-from .disk import PLACES, Disk
+from .disk import PLACES, A, Disk
 from .expiring import Clock, ExpiringContract, GoingClock, going_by
 from .grouping import GroupingContract
 from .leasing import LONG, Lasting, LeasingContract
@@ -166,6 +167,11 @@ class TestShared(
     def lasting(self, monkeypatch: pytest.MonkeyPatch, sets: SharedTables) -> Iterator[Lasting]:
         yield MovedLeases(monkeypatch, sets)
         sets.set_clock(0)
+
+    def test_the_newest_is_refused(self, store: Store) -> None:
+        store.send(A, b"1")
+        with pytest.raises(DestinationError, match="is in store '.*', which several machines share"):
+            store.receive(A, 0, newest=True)
 
 
 for _name in itertools.chain.from_iterable(NOT_HAD.values()):

@@ -176,6 +176,10 @@ def test_topics_maps_patterns_and_transactions(striking: Striking) -> None:
         async with router.transaction() as transaction:
             await transaction.reject(await take(queue), "bad")
         assert await queue.depth() == 0
+        await queue.send_many([1, 2])
+        newest = await queue.receive(newest=True)
+        assert newest is not None and newest.body == 2 and await queue.purge() == 1
+        await newest.ack()
         assert [one.subscription.name for one in await topic.subscriptions()] == ["s"]
         assert await subscriber.unsubscribe() == 0
         assert (await router.stats()).stores

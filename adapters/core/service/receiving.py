@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from ..state.decoding import decode
 from ..state.delivery import CLOCK_SECONDS
 from ..state.gates import MovedError
 from ..state.leases import Channel, DestinationState, Lease, Receiver, SubscriptionState
+from ..state.rows import Rows
 from ..state.sweep import wall_ms
 from ..store_types import SubscriptionKey
 from .damaged import is_damage, lose, readable
@@ -58,6 +60,7 @@ class Receiving:
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         seconds: float | None = None,
+        newest: bool = False,
     ) -> Message | None:
         engine = self.engine
         if seconds is not None:
@@ -69,8 +72,8 @@ class Receiving:
                 return None
             receiver = Receiver()
             try:
-                if not engine.lease_ready(channel, receiver):
-                    leased = self._lease(channel, receiver, wait=timeout != 0)
+                if newest or not engine.lease_ready(channel, receiver):
+                    leased = self._lease(channel, receiver, wait=timeout != 0, newest=newest)
                     if leased is False:
                         leased = self._wait(channel, receiver, deadline)
                     if leased is None:
@@ -176,7 +179,9 @@ class Receiving:
         """Return the records of these messages, in order; None for one that has died meanwhile."""
         return self.engine.rows.bodies(state, [lease.place for lease in leases]) if leases else ()
 
-    def _lease(self, channel: Channel, receiver: Receiver, wait: bool, bring: bool = True) -> bool | None:
+    def _lease(
+        self, channel: Channel, receiver: Receiver, wait: bool, newest: bool = False, bring: bool = True
+    ) -> bool | None:
         """Give the receiver a message; if there is none and it wants to wait, put it behind those who wait already.
         None if its queue is to be looked up anew. After `check`."""
         engine = self.engine
@@ -192,7 +197,10 @@ class Receiving:
                 if channel.state.removed:
                     return None
                 delivery.require_room(channel)
-                if not channel.receivers and delivery.lease(channel, rows, receiver):
+                lease: Callable[[Channel, Rows, Receiver], bool] = delivery.lease
+                if newest:
+                    lease = partial(delivery.lease_newest, highest=engine.sequencer.highest_seq)
+                if not channel.receivers and lease(channel, rows, receiver):
                     return True
                 if wait and engine.catalog.current(channel.state) is not channel.state:
                     return None  # it was dropped, and is there anew
@@ -201,11 +209,11 @@ class Receiving:
                     channel.receivers[receiver] = None
                 if channel.receivers:  # those who came before get theirs first
                     engine.hand_over(channel)
-                    return receiver.lease is not None or (not wait and delivery.lease(channel, rows, receiver))
+                    return receiver.lease is not None or (not wait and lease(channel, rows, receiver))
                 return False
         if engine.schedule is not None:
             engine.schedule.bring()  # is written, so not under the lock
-        return self._lease(channel, receiver, wait, bring=False)
+        return self._lease(channel, receiver, wait, newest, bring=False)
 
     def _wait(self, channel: Channel, receiver: Receiver, deadline: float | None) -> bool | None:
         """Wait until the receiver has a message; return False when the time (monotonic, in seconds) is over. None if

@@ -31,6 +31,7 @@ from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
 from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Channel, Lease, Receiver
+from .newest import newest_first
 from .priorities import Levels
 from .rows import Rows
 from .sweep import Sweep, wall_ms
@@ -120,6 +121,30 @@ class Delivery:
             assert ready
             self._give_first(channel, ready, receiver)
         return True
+
+    def lease_newest(self, channel: Channel, rows: Rows, receiver: Receiver, highest: int) -> bool:
+        """Give `receiver` the last message that nobody holds and that is to be delivered, of the most urgent ones; of
+        a group one at a time, too. False if there is none. All that has returned is in the rows. `highest`: no seq is
+        above it."""
+        if channel.purging:
+            return False
+        if channel.unsure is not None:
+            channel.unsure.look_ahead(None)
+        groups = channel.groups
+        if groups is not None:
+            groups.bring()
+        for place in newest_first(channel, rows, highest, self._priorities):
+            seq = place[SEQ]
+            if (
+                seq not in channel.held and self._deliverable(channel, place)
+                and (groups is None or groups.lets(place))
+            ):  # fmt: skip
+                self._give(channel, place, receiver)
+                channel.newest = seq
+                channel.remove_fetched(seq, seq)
+                channel.returned_places.pop(seq, None)
+                return True
+        return False
 
     def first(self, channel: Channel, rows: Rows) -> Place | None:
         """Return the first message that nobody holds and that is to be delivered; it stays where it is. None if there

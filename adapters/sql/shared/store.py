@@ -26,6 +26,7 @@ from ....policies.config.options import SqlOptions
 from ....policies.errors import (
     AnabranchError,
     ClosedError,
+    DestinationError,
     PlacementError,
     StoreFailedError,
     StoreLockedError,
@@ -426,8 +427,14 @@ class SharedStore:
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         lease: float | None = None,
+        newest: bool = False,
     ) -> Message | None:
-        """Lease one message, as Store.receive."""
+        """Lease one message, as Store.receive. Raises DestinationError for the newest."""
+        if newest:
+            raise DestinationError(
+                f"{destination} is in store {self.name!r}, which several machines share, and which gives its oldest "
+                "message first: leave `newest` out, or route the queue to another kind of store"
+            )
         messages = self.receive_many(destination, 1, timeout, subscription, lease)
         return messages[0] if messages else None
 

@@ -205,9 +205,10 @@ class RemoteStore(RemoteLeases):
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         lease: float | None = None,
+        newest: bool = False,
     ) -> Message | None:
         """Receive one message, as Store.receive."""
-        messages = self.receive_many(destination, 1, timeout, subscription, lease)
+        messages = self.receive_many(destination, 1, timeout, subscription, lease, newest)
         return messages[0] if messages else None
 
     def receive_many(
@@ -217,10 +218,11 @@ class RemoteStore(RemoteLeases):
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         lease: float | None = None,
+        newest: bool = False,
     ) -> list[Message]:
-        """Receive many messages, as Store.receive_many."""
+        """Receive many messages, as Store.receive_many. `newest`: one, as Store.receive."""
         require_lease(lease)
-        request = Receive(str(destination), subscription, most, timeout, lease)
+        request = Receive(str(destination), subscription, most, timeout, lease, newest)
         messages: list[Message] = self.ask(request, partial(self._received, lease), self._came_late)
         return messages
 

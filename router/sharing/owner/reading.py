@@ -226,6 +226,9 @@ def _page(
 ) -> list[Message[Any]]:
     """Return the messages that can be received at once, behind the first that was: as many as were asked for, until a
     page is full."""
+    if request.newest and not first:
+        newest = store.receive(destination, 0, request.key, request.lease, newest=True)
+        return [] if newest is None else [newest]
     found = list(first) or list(store.receive_many(destination, 1, 0, request.key, request.lease))
     while found and len(found) < request.most:
         size = sum(0 if one.is_large else one.size for one in found)
