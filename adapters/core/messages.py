@@ -527,9 +527,9 @@ class Message(Generic[T_co]):
         """Ack the message: it is removed for good, durable as its store's policy says. Raises UnknownMessageError if it
         is not leased, or not any more.
 
-        With a `connection` of SQLAlchemy's to the database that its store is in, it is removed once the transaction
-        there commits. Until then nobody else can settle it; if it is rolled back it is free again, as after a release.
-        Raises TransactionError if its store is in another database, or in none.
+        With a `connection` to the database that its store is in, of SQLAlchemy, psycopg, sqlite3 or Django, it is
+        removed once the transaction there commits. Until then nobody else can settle it; if it is rolled back it is
+        free again, as after a release. Raises TransactionError if its store is in another database, or in none.
         """
         if connection is not None:
             self._store.ack_within(connection, [self])

@@ -457,9 +457,9 @@ class Store:
     def send_within(
         self, connection: Any, destination: Destination, messages: Iterable[Outgoing | bytes]
     ) -> list[Receipt]:
-        """Send in the transaction that the caller has open on this SQLAlchemy connection to the database that the store
-        is in, or that is begun there now: seen once that has committed, at the end of their destination then, and never
-        if it is rolled back. The receipts have seq 0.
+        """Send in the transaction that the caller has open on this connection to the database that the store is in, or
+        that is begun there now: seen once that has committed, at the end of their destination then, and never if it is
+        rolled back. The receipts have seq 0. The connection is one of SQLAlchemy's, psycopg's, sqlite3's or Django's.
 
         The connection's commit is what makes them durable. Raises TransactionError for a store that shares no database
         with its callers, for a connection to another database and for one in autocommit, what `send` raises before

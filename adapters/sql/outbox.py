@@ -15,7 +15,9 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,7 @@ from ...policies.errors import TransactionError
 from ..core.backend.outbox_rows import Caller as AnyCaller
 from ..core.backend.outbox_rows import EndListener, Entry, Written
 from .database.connections import shown_url
+from .database.drivers import DriverTransaction, begin, borrowed, driver_of, is_in_transaction
 from .database.errors import Database, is_cut_off
 from .database.schema import Schema
 from .database.statements import Statements
@@ -49,20 +52,21 @@ _status_postgresql: Final = text("SELECT txid_status(CAST(:transaction AS BIGINT
 class Caller:
     """One transaction of a caller."""
 
-    __slots__ = ("_connection", "_root", "key", "listener", "transaction")
+    __slots__ = ("is_open", "key", "listener", "transaction")
 
-    def __init__(self, connection: Connection, root: RootTransaction, listener: EndListener, transaction: int) -> None:
+    def __init__(self, is_open: Callable[[], bool], listener: EndListener, transaction: int) -> None:
         self.key = secrets.token_hex(16)
+        self.is_open = is_open
+        """Tells whether the transaction's connection is still in it, as far as is known."""
         self.listener = weakref.ref(listener)
         self.transaction = transaction
         """PostgreSQL's number of the transaction; 0 elsewhere."""
-        self._connection = weakref.ref(connection)
-        self._root = weakref.ref(root)
 
-    def is_open(self) -> bool:
-        """Return whether the transaction's connection is still in it, as far as that was told."""
-        connection, root = self._connection(), self._root()
-        return connection is not None and root is not None and connection.get_transaction() is root
+    def ending(self) -> None:
+        """Tell that it is about to end, or has just ended."""
+        listener = self.listener()
+        if listener is not None:
+            listener.ending(self)
 
 
 class Outbox:
@@ -75,6 +79,8 @@ class Outbox:
         self._callers: weakref.WeakKeyDictionary[RootTransaction, Caller] = weakref.WeakKeyDictionary()
         self._heard: weakref.WeakSet[Connection] = weakref.WeakSet()
         """Connections whose events are listened to."""
+        self._of_drivers: dict[int, tuple[DriverTransaction, Caller]] = {}
+        """What is open on connections that are not SQLAlchemy's, by their ids."""
         self._here: tuple[Any, ...] | None = None
         """The values that tell our database from others, as it was asked last."""
 
@@ -82,6 +88,9 @@ class Outbox:
 
     def enlist(self, connection: Any, listener: EndListener) -> Caller:
         """Return the transaction that is open on a connection, as OutboxRows."""
+        driver = driver_of(connection)
+        if driver is not None:
+            return self._enlisted_of_driver(connection, driver, listener)
         self._require_connection(connection)
         self._require_transaction(connection)
         root = connection.get_transaction()
@@ -93,16 +102,38 @@ class Outbox:
 
     def _enlisted(self, connection: Connection, listener: EndListener) -> Caller:
         self._require_here(connection)
-        number = 0
-        if connection.dialect.name == "postgresql":
-            number = connection.execute(_transaction_postgresql).scalar_one()
+        number = _number(connection)
         root = connection.get_transaction() or connection.begin()
-        caller = Caller(connection, root, listener, number)
+        caller = Caller(partial(_is_in, weakref.ref(connection), weakref.ref(root)), listener, number)
         with self._lock:
             if connection not in self._heard:
                 _listen(connection, weakref.ref(self))
                 self._heard.add(connection)
             self._callers[root] = caller
+        return caller
+
+    def _enlisted_of_driver(self, given: Any, driver: Any, listener: EndListener) -> Caller:
+        if getattr(driver, "closed", False):
+            raise _closed()
+        with borrowed(driver) as connection:
+            self._require_connection(connection)
+            self._require_transaction(connection)
+            with self._lock:
+                is_open, caller = self._of_drivers.get(id(driver), (None, None))
+            goes_on = is_open is not None and is_open.is_on(driver)
+            begin(driver)
+            number = _number(connection)
+            if caller is None or not goes_on or caller.transaction != number:
+                self._require_here(connection)
+                if is_open is not None:
+                    is_open.end()
+                is_open = DriverTransaction(driver)
+                caller = Caller(is_open, listener, number)
+                with self._lock:
+                    left = {key: one for key, one in self._of_drivers.items() if one[0]()}
+                    self._of_drivers = left | {id(driver): (is_open, caller)}
+        if getattr(given, "in_atomic_block", False):  # of Django's, which tells
+            given.on_commit(caller.ending)
         return caller
 
     def ending(self, connection: Connection) -> None:
@@ -112,9 +143,8 @@ class Outbox:
             root = connection.get_transaction()
             with self._lock:
                 caller = self._callers.get(root) if root is not None else None
-            listener = caller.listener() if caller is not None else None
-            if caller is not None and listener is not None:
-                listener.ending(caller)
+            if caller is not None:
+                caller.ending()
         except Exception:
             log.exception("store %s: the end of a caller's transaction is found out later", self._name)
 
@@ -125,10 +155,13 @@ class Outbox:
                 "Session": "; session.connection() is that of its transaction",
                 "AsyncConnection": "; await connection.run_sync(...) gives one to a function",
                 "Engine": "; engine.begin() makes one with its transaction",
-            }.get(given.__name__, "")
-            raise TypeError(f"connection is a sqlalchemy.Connection, not {given.__name__}{advice}")
+            }
+            raise TypeError(
+                f"connection is one of psycopg, sqlite3 or Django, or a sqlalchemy.Connection, not {given.__name__}"
+                f"{advice.get(given.__name__, '') if given.__module__.startswith('sqlalchemy') else ''}"
+            )
         if connection.closed:
-            raise TransactionError("the connection is closed; open one, and use it before it is closed")
+            raise _closed()
         ours, theirs = self._database.engine.dialect.name, connection.dialect.name
         if ours != theirs:
             raise self._elsewhere(connection, f"is {theirs}")
@@ -145,7 +178,9 @@ class Outbox:
         TransactionError."""
         driver: Any = connection.connection.dbapi_connection
         level = connection.get_execution_options().get("isolation_level")
-        autocommit = level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
+        autocommit = level == "AUTOCOMMIT" or (
+            getattr(driver, "autocommit", False) is True and not is_in_transaction(driver)
+        )
         if connection.dialect.name == "sqlite" and not autocommit:
             # Without `autocommit`, or where it says that the older attribute counts: None begins no transaction.
             older = getattr(driver, "autocommit", -1) == -1 and getattr(driver, "isolation_level", "") is None
@@ -208,7 +243,9 @@ class Outbox:
     def put(self, connection: Any, caller: AnyCaller, entries: Sequence[Entry]) -> None:
         """Write the entries down in the caller's transaction, as OutboxRows."""
         rows = [row for entry in entries for row in self._rows(caller.key, entry)]
-        connection.execute(self._statements["insert.outbox"], rows if len(rows) > 1 else rows[0])
+        driver = driver_of(connection)
+        with nullcontext(connection) if driver is None else borrowed(driver) as ours:
+            ours.execute(self._statements["insert.outbox"], rows if len(rows) > 1 else rows[0])
 
     def _rows(self, caller: str, entry: Entry) -> Iterator[dict[str, Any]]:
         number, destination, seq, subscription, record, _ = entry
@@ -238,6 +275,23 @@ class Outbox:
             record = b"".join(bytes(row[4] or b"") for row in those)
             entries.append(Entry(number, destination, seq, subscription, record, len(those)))
         return entries
+
+
+def _number(connection: Connection) -> int:
+    """Return PostgreSQL's number of the transaction, which begins with that; 0 elsewhere."""
+    if connection.dialect.name != "postgresql":
+        return 0
+    return int(connection.execute(_transaction_postgresql).scalar_one())
+
+
+def _is_in(connection: weakref.ref[Connection], root: weakref.ref[RootTransaction]) -> bool:
+    """Return whether a connection is still in its transaction."""
+    its, transaction = connection(), root()
+    return its is not None and transaction is not None and its.get_transaction() is transaction
+
+
+def _closed() -> TransactionError:
+    return TransactionError("the connection is closed; open one, and use it before it is closed")
 
 
 def _listen(connection: Connection, outbox: weakref.ref[Outbox]) -> None:

@@ -97,9 +97,9 @@ class Endpoint(Generic[T]):
         where it stands to its end, of any size and in bounded memory (docs/messages.md). With `size` it is refused,
         with ValueError, if it has more bytes or fewer. An error of the file is raised, and nothing was sent.
 
-        With a `connection` of SQLAlchemy's to the database that its store is in, the message is part of the transaction
-        there: seen once that has committed, never if it is rolled back. The receipt has seq 0 then, and `sync` means
-        nothing.
+        With a `connection` to the database that its store is in, of SQLAlchemy, psycopg, sqlite3 or Django, the message
+        is part of the transaction there: seen once that has committed, never if it is rolled back. The receipt has seq
+        0 then, and `sync` means nothing.
 
         Raises StoreFullError and MessageTooLargeError (nothing was stored) and OutcomeUnknownError (send again with
         the same `message_id`), TransactionError for a connection to another database; TypeError and ValueError for a

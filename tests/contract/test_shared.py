@@ -170,7 +170,7 @@ class TestShared(
 
     def test_the_newest_is_refused(self, store: Store) -> None:
         store.send(A, b"1")
-        with pytest.raises(DestinationError, match="is in store '.*', which several machines share"):
+        with pytest.raises(DestinationError, match="which several machines share"):
             store.receive(A, 0, newest=True)
 
 

@@ -25,6 +25,9 @@ class Caller:
         self.rows: list[Entry] = []
         self.over = False
 
+    def is_open(self) -> bool:
+        return not self.over
+
 
 class Rows:
     """A database with a table OUTBOX; its connections are Callers."""

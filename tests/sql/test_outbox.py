@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import io
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import psycopg.rows
 import pytest
 import sqlalchemy as sa
 import sqlalchemy.orm
@@ -534,6 +537,99 @@ def test_a_session_of_the_orm(shared: Shared, store: Store) -> None:
     with sqlalchemy.orm.Session(shared.engine) as session, session.begin():
         store.send_within(session.connection(), A, [b"1"])
     assert bodies(store) == [b"1"]
+
+
+def connected(url: str, **more: Any) -> Any:
+    """A connection of the driver's own."""
+    if url.startswith("sqlite"):
+        return sqlite3.connect(url.removeprefix("sqlite:///"), check_same_thread=False, **more)
+    return psycopg.connect(url.replace("+psycopg", ""), **more)
+
+
+def test_a_connection_of_the_driver(shared: Shared, store: Store) -> None:
+    """Whatever its rows are; the thread that has committed sees it at once, and who waits within a moment."""
+    store.send_many(A, [b"1", b"2", b"3"])
+    one, two, three = (take(store) for _ in range(3))
+    connection = connected(shared.url)
+    connection.row_factory = sqlite3.Row if shared.url.startswith("sqlite") else psycopg.rows.dict_row
+    connection.execute("INSERT INTO sales VALUES ('hat')")
+    assert store.send_within(connection, B, [b"hat"])[0].seq == 0
+    one.ack(connection=connection)
+    store.send_within(connection, B, [bytes(9000), b""])
+    assert (bodies(store, B), store.counts(A).leased) == ([], 3)
+    connection.commit()
+    assert (bodies(store, B), shared.sales()) == ([b"hat", bytes(9000), b""], ["hat"])
+    assert drain(store, B) and shared.waiting() == 0
+    two.ack(connection=connection)
+    store.send_within(connection, B, [b"not"])
+    connection.rollback()
+    again = take(store, timeout=PATIENCE)
+    assert (again.body, again.deliveries, bodies(store, B)) == (b"2", 2, [])
+    with Parallel(lambda: take(store, B, PATIENCE)) as receiver:
+        three.ack(connection=connection)
+        again.ack(connection=connection)
+        store.send_within(connection, B, [b"last"])
+        connection.commit()
+        assert receiver.result().body == b"last"
+    assert bodies(store) == [] and store.stats().leased == 1
+    connection.close()
+    assert_whole(store)
+
+
+def test_transactions_of_a_driver_one_after_the_other(shared: Shared, store: Store) -> None:
+    """Also where nobody was asked in between, and the next one was begun by its owner."""
+    store.send_many(A, [b"1", b"2"])
+    one, two = take(store), take(store)
+    connection = connected(shared.url)
+    one.ack(connection=connection)
+    store.send_within(connection, B, [b"not"])
+    connection.rollback()
+    connection.execute("INSERT INTO sales VALUES ('hat')")
+    two.ack(connection=connection)
+    store.send_within(connection, B, [b"1"])
+    connection.commit()
+    connection.execute("INSERT INTO sales VALUES ('scarf')")
+    store.send_within(connection, B, [b"2"])
+    connection.commit()
+    assert bodies(store, B) == [b"1", b"2"]
+    assert (take(store, timeout=PATIENCE).body, bodies(store)) == (b"1", [b"1"])
+    store.send_within(connection, B, [b"open"])
+    connection.close()
+    assert bodies(store, B) == [b"1", b"2"]
+    eventually(lambda: not store.is_enlisted(B))
+    with pytest.raises(Exception, match="closed"):
+        store.send_within(connection, B, [b"3"])
+    assert_whole(store)
+
+
+def test_what_a_connection_of_the_driver_has_no_transaction_for(
+    shared: Shared, store: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    is_sqlite = shared.url.startswith("sqlite")
+    own = connected(shared.url, **({"isolation_level": None} if is_sqlite else {"autocommit": True}))
+    with pytest.raises(TransactionError, match="autocommit"):
+        store.send_within(own, A, [b"1"])
+    own.execute("BEGIN")
+    store.send_within(own, A, [b"2"])
+    own.execute("COMMIT")
+    assert bodies(store) == [b"2"]
+    own.close()
+    elsewhere = connected(f"sqlite:///{tmp_path / 'other.db'}")
+    with pytest.raises(TransactionError, match="to another database" if is_sqlite else "is sqlite"):
+        store.send_within(elsewhere, A, [b"3"])
+    with pytest.raises(TypeError, match=r"one of psycopg, sqlite3 or Django, or a .*, not Cursor"):
+        store.send_within(elsewhere.cursor(), A, [b"4"])
+    elsewhere.close()
+    assert bodies(store) == [b"2"]
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_an_error_is_the_drivers_own(shared: Shared, store: Store) -> None:
+    with connected(shared.url) as connection, pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute("SELECT 1 / 0")
+        store.send_within(connection, A, [b"1"])
+    assert bodies(store) == []
 
 
 def test_by_a_router(url: str, tmp_path: Path) -> None:

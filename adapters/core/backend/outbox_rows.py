@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..operations.table import Table
@@ -40,6 +40,11 @@ class Caller(Protocol):
 
     key: str
     """No other transaction has it."""
+
+    @property
+    def is_open(self) -> Callable[[], bool]:
+        """Return a function that tells whether its connection is still in it, as far as is known without asking the
+        database."""
 
 
 class OutboxRows(Protocol):

@@ -300,6 +300,9 @@ class Outbox:
         me = threading.get_ident()
         with self._lock:
             mine = [one for one in self._open.values() if one.thread == me]
+        for one in mine:
+            if not one.ending and not one.caller.is_open():  # its connection does not tell
+                self.ending(one.caller)
         if not all(one.ending for one in mine):
             return
         deadline = time.monotonic() + SETTLE_SECONDS

@@ -182,6 +182,15 @@ def test_a_call_is_part_of_the_transaction_where_the_store_is_in_the_database(tm
         assert backend.get_result(kept.id) == kept
         backend.run(message, "worker")
         assert backend.get_result(kept.id).return_value == 2
+        with transaction.atomic():
+            queue.send(b"1", connection=connection)
+        message = queue.receive()
+        assert message is not None
+        with transaction.atomic():
+            message.ack(connection=connection)
+        assert queue.depth() == 0
+        with pytest.raises(anabranch.TransactionError, match="autocommit"):
+            queue.send(b"2", connection=connection)
         assert connection.cursor().execute("select 1 where 'a' regexp 'A'").fetchall() == []  # Django's still
 
 

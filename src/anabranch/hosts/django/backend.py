@@ -156,11 +156,9 @@ class AnabranchBackend(BaseTaskBackend):
 
     def _send_within(self, result: TaskResult, connection: Any) -> None:
         """Send the record itself, in the ORM's transaction, in which no map can be changed."""
-        from .orm import joined
-
         body, task = self._encoded(result), result.task
         sending = self._sending(task, task.run_after)
-        self.queue(task.queue_name).send(body, connection=joined(connection), **sending)
+        self.queue(task.queue_name).send(body, connection=connection, **sending)
 
         def committed() -> None:
             self.records.put_if_absent(result.id, body)  # a worker may have been faster
