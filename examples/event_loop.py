@@ -36,7 +36,7 @@ class Worker:
             self._loop.call_soon_threadsafe(self._begin, name, message)
 
         # It opens the queue's store, which may take its time. Nothing is wanted before we know the listener.
-        listener = await asyncio.to_thread(self._router.queue(name).listen, on_message, 0)
+        listener = await asyncio.wrap_future(self._router.queue(name).listen_nowait(on_message, 0))
         self._listeners[name] = listener
         listener.add_credit(IN_HAND)
 

@@ -28,6 +28,7 @@ from ..policies.errors import AnabranchError, StoreFailedError
 from ..policies.names.destination import Destination
 from ..policies.text import count_of
 from .api.addresses import Address, map_of, queue_of, resolve, topic_of
+from .api.background import in_background
 from .api.codecs import Codec, codec_of
 from .api.consumer import Consumer, require_callbacks
 from .api.endpoint import Endpoint, SendOptions
@@ -503,6 +504,8 @@ class Router:
         for pattern in patterns.all:
             self._registry.routing.require_queues(pattern)
         return self._listen(patterns, heard, credit, on_end, lease)
+
+    listen_nowait = in_background(listen)
 
     def _listen(self, patterns: Patterns, *how: Any) -> Listener:
         return PatternListener(self._registry, self._patterns, patterns, *how)

@@ -16,6 +16,7 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Counts, Listener, SubscriptionKey
 from ...policies.errors import ClosedError
 from ...policies.names.destination import Destination
+from .background import in_background
 from .codecs import Codec, wrap, wrap_any
 from .dead_letter import DeadLetter, dead_letter_of, dead_letter_queue
 
@@ -236,6 +237,8 @@ class Consumer(Backlog[T]):
         return self._registry.for_store(
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )
+
+    listen_nowait = in_background(listen)
 
     def purge(self) -> int:
         """Remove all messages that nobody holds, for a subscription: ack them; returns how many."""

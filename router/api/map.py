@@ -10,16 +10,15 @@ results.wait("job-1", timeout=5)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from ...adapters.core import Store
 from ...adapters.core.messages import plain_body
 from ...adapters.core.record.keys import key_bytes, range_of, require_value
-from ...adapters.system.background import shared
 from ...policies.errors import DecodeError
 from ...policies.names.destination import Destination
+from .background import in_background
 from .codecs import Codec, encoded
 from .consumer import countdown
 from .endpoint import expiry
@@ -34,29 +33,9 @@ if TYPE_CHECKING:
 else:
     V = TypeVar("V")
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _NUMBERS: Final = "application/json"
 """The content type whose whole numbers are decimal digits."""
-
-
-def _in_background(
-    method: Callable[Concatenate[Map[V], P], R],
-) -> Callable[Concatenate[Map[V], P], Future[R]]:
-    """Return the twin of a method, which does not wait."""
-
-    @wraps(method)
-    def call(self: Map[V], /, *given: P.args, **options: P.kwargs) -> Future[R]:
-        return shared().call(partial(method, self, *given, **options))
-
-    call.__name__ = f"{method.__name__}_nowait"
-    call.__qualname__ = f"{method.__qualname__}_nowait"
-    call.__doc__ = (
-        f"Do as `{method.__name__}`, on a thread of ours, on which the future resolves; it raises what that raises. Of "
-        "calls that are under way at once any may take effect first."
-    )
-    return call
 
 
 class Map(Generic[V]):
@@ -230,14 +209,14 @@ class Map(Generic[V]):
 
     # Without waiting
 
-    get_nowait = _in_background(get)
-    get_many_nowait = _in_background(get_many)
-    put_nowait = _in_background(put)
-    put_if_absent_nowait = _in_background(put_if_absent)
-    compare_and_set_nowait = _in_background(compare_and_set)
-    pop_nowait = _in_background(pop)
-    increment_nowait = _in_background(increment)
-    touch_nowait = _in_background(touch)
+    get_nowait = in_background(get)
+    get_many_nowait = in_background(get_many)
+    put_nowait = in_background(put)
+    put_if_absent_nowait = in_background(put_if_absent)
+    compare_and_set_nowait = in_background(compare_and_set)
+    pop_nowait = in_background(pop)
+    increment_nowait = in_background(increment)
+    touch_nowait = in_background(touch)
 
     # Its store, and its codec
 

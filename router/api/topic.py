@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
     from .codecs import Codec
 
-_OF_SUBSCRIPTIONS: Final = ("consume", "listen", "receive", "receive_many")
+_OF_SUBSCRIPTIONS: Final = ("consume", "listen", "listen_nowait", "receive", "receive_many")
 
 
 class Subscriber(Consumer[T]):

@@ -64,6 +64,24 @@ def test_one_credit_for_all(router: anabranch.Router) -> None:
     assert router.queue("b").depth() == router.queue("a.a").counts().ready == 1 and ear.heard.empty()
 
 
+def test_begun_without_waiting(router: anabranch.Router) -> None:
+    ear = Ear()
+    many = router.listen_nowait("a.>", ear.heard.put, credit=1).result(PATIENCE)
+    router.queue("a.a").send(b"1")
+    assert ear.bodies(1) == ["1"]
+    one = router.queue("each.b").listen_nowait(ear.heard.put, lease=60).result(PATIENCE)
+    router.queue("each.b").send(b"2")
+    assert ear.bodies(1) == ["2"]
+    subscription = router.topic("t").subscribe("s")
+    of_topic = subscription.listen_nowait(ear.heard.put).result(PATIENCE)
+    router.topic("t").send(b"3")
+    assert ear.bodies(1) == ["3"]
+    for listener in (many, one, of_topic):
+        eventually(lambda: not listener.close())  # noqa: B023
+    assert isinstance(router.listen_nowait([], print).exception(PATIENCE), ValueError)
+    assert isinstance(router.queue("a.a").listen_nowait(print, -1).exception(PATIENCE), ValueError)
+
+
 def test_queues_by_their_objects_and_codecs(router: anabranch.Router) -> None:
     odd = router.queue(anabranch.Destination.queue("Smith, J.*"))
     values = router.queue("values", codec="json")

@@ -59,8 +59,8 @@ NAMES = {
     "Pattern": "exact kinds matches parse text",
     "Problem": "line message",
     "Queue": (
-        "browse consume counts dead_letters declare delete depth destination find listen purge receive receive_many "
-        "send send_many send_nowait wait_empty"
+        "browse consume counts dead_letters declare delete depth destination find listen listen_nowait purge receive "
+        "receive_many send send_many send_nowait wait_empty"
     ),
     "Readable": "read",
     "Receipt": "destination dropped duplicate seq",
@@ -69,9 +69,9 @@ NAMES = {
     "RouteTable": "matches nearest route",
     "Router": (
         "ack ack_nowait close commit compact config connection consume delete destinations exists forget health "
-        "heuristics in_doubt join listen map on_event open queue receive reclaim recover reject release release_nowait "
-        "reopen reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait start_usage_log "
-        "stats stop_usage_log subscriptions sweep topic transaction usage_stats"
+        "heuristics in_doubt join listen listen_nowait map on_event open queue receive reclaim recover reject release "
+        "release_nowait reopen reopen_decisions repartition requeue resolve rollback send serve settle settle_nowait "
+        "start_usage_log stats stop_usage_log subscriptions sweep topic transaction usage_stats"
     ),
     "RouterStats": "dead_lettered decision_syncs dropped stores unresponsive",
     "Serving": "failure stop wait",
@@ -88,8 +88,8 @@ NAMES = {
         "pool_bytes segments sends subscriptions swap_bytes sync_seconds syncs waiting"
     ),
     "Subscriber": (
-        "browse consume counts dead_letters depth destination listen purge receive receive_many subscription "
-        "unsubscribe wait_empty"
+        "browse consume counts dead_letters depth destination listen listen_nowait purge receive receive_many "
+        "subscription unsubscribe wait_empty"
     ),
     "Subscription": "client_id key name no_local selector topic",
     "Sync": "ALWAYS NEVER PERIODIC",
