@@ -36,6 +36,8 @@ class FifoQueue:
     """A queue of bytes, first in, first out, in an open router. Threads: one at a time, in one process: it counts for
     itself what is in it."""
 
+    _newest = False
+
     def __init__(self, router: anabranch.Router, name: str) -> None:
         self._queue = router.queue(anabranch.Destination.queue(name))
         self._size = self._queue.counts().ready
@@ -44,16 +46,17 @@ class FifoQueue:
         """Add an item. Raises TypeError for what is not bytes."""
         if not isinstance(item, bytes):
             raise TypeError(f"Unsupported type: {type(item).__name__}")
-        self._push(item)
+        self._queue.send(item)
         self._size += 1
 
     def pop(self) -> Any:
         """Remove the next item, and return it; None if there is none."""
-        if not self._size:
+        message = self._queue.receive(newest=self._newest) if self._size else None
+        if message is None:
             return None
-        item = self._pop()
+        message.ack()
         self._size -= 1
-        return item
+        return message.body
 
     def peek(self) -> Any:
         """Return the next item; None if there is none."""
@@ -61,7 +64,7 @@ class FifoQueue:
 
     def clear(self) -> None:
         """Remove all items."""
-        self._clear()
+        self._queue.purge()
         self._size = 0
 
     def close(self) -> None:
@@ -70,41 +73,21 @@ class FifoQueue:
     def __len__(self) -> int:
         return self._size
 
-    def _push(self, item: bytes) -> None:
-        self._queue.send(item)
-
-    def _pop(self) -> bytes | None:
-        message = self._queue.receive()
-        if message is None:
-            return None
-        message.ack()
-        return message.body
-
     def _peek(self) -> bytes | None:
         return next((message.body for message in self._queue.browse(1)), None)
 
-    def _clear(self) -> None:
-        self._queue.purge()
-
 
 class LifoQueue(FifoQueue):
-    """A queue of bytes, last in, first out: a map whose keys are the places, from the bottom up and without a gap."""
+    """A queue of bytes, last in, first out."""
 
-    def __init__(self, router: anabranch.Router, name: str) -> None:
-        self._map = router.map(anabranch.Destination.map(name))
-        self._size = self._map.count()
-
-    def _push(self, item: bytes) -> None:
-        self._map.put(str(self._size), item)
-
-    def _pop(self) -> bytes | None:
-        return self._map.pop(str(self._size - 1))
+    _newest = True
 
     def _peek(self) -> bytes | None:
-        return self._map.get(str(self._size - 1))
-
-    def _clear(self) -> None:
-        self._map.delete()
+        message = self._queue.receive(newest=True)
+        if message is None:
+            return None
+        message.release(delivered=False)
+        return message.body
 
 
 class _InDirectory(FifoQueue):
