@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from ...policies.names.destination import Destination
+from ..system.durations import Durations
 
 
 class Subscription(NamedTuple):
@@ -137,6 +138,11 @@ class StoreStats:
     sync_seconds: float = 0.0
     """How long the store waits for the disk each time: a mean in which the latest times count most, and one that takes
     far longer than the others counts as twice as long. 0 before the first."""
+    redelivered: int = 0
+    """How often a message was handed out that had been handed out before: `Message.redelivered` is true."""
+    sync_durations: Durations = field(default_factory=Durations)
+    """How long the store waited for the disk, each time that somebody waited for that. A store in a database counts its
+    commits, one that nodes share its transactions."""
 
     @property
     def live_bytes(self) -> float:

@@ -350,6 +350,7 @@ class JournalBackend(Backend):
         return BackendStats(
             syncs=self._log.syncs,
             sync_seconds=self._log.sync_seconds,
+            sync_durations=self._log.sync_durations,
             journal_bytes=sum(max(s.allocated, s.end or 0) for s in segments),
             index_bytes=self._index.file.size,
             capacity_bytes=sum(s.capacity for s in segments),

@@ -35,7 +35,7 @@ from ..core.record.place import Place
 from ..core.state.leases import Channel, DestinationState, SubscriptionState
 from ..core.state.states import Catalog
 from ..core.store_types import Progress
-from ..system.clock import mean_with
+from ..system.durations import DurationCounter
 from ..system.files import FILE_MODE
 from . import removals
 from .checking import violations
@@ -192,8 +192,8 @@ class SqlBackend(WrittenBackend):
         except SQLAlchemyError as error:
             raise database.error(error) from None
         self._batch = self._opened_at = loader.batch
-        self._sync_seconds = 0.0
-        """How long a commit takes, lately."""
+        self._commits = DurationCounter()
+        """How long commits take."""
         self._effects: Effects | None = None
         for number, key in loader.ids:
             self._ids.load(number, key)
@@ -276,7 +276,7 @@ class SqlBackend(WrittenBackend):
             committing = written.effects
             began = monotonic()
             connection.commit()
-            self._sync_seconds = mean_with(self._sync_seconds, monotonic() - began)
+            self._commits.count(monotonic() - began)
             return written.effects
 
         try:
@@ -418,7 +418,9 @@ class SqlBackend(WrittenBackend):
             return self._database.read(dialects.compact if copying else dialects.reclaim)
 
     def stats(self) -> BackendStats:
-        return BackendStats(syncs=self._batch - self._opened_at, sync_seconds=self._sync_seconds)
+        return BackendStats(
+            syncs=self._batch - self._opened_at, sync_seconds=self._commits.mean, sync_durations=self._commits.durations
+        )
 
     def copier(self) -> SqliteCopier | None:
         if self.options.url is not None:

@@ -25,12 +25,6 @@ def now_us() -> int:
     return now
 
 
-def mean_with(mean: float, took: float) -> float:
-    """Return the mean of how long something takes (seconds), once it has taken so long again. A stall is no measure: it
-    counts as twice as long. The compiled appender does the same."""
-    return 0.7 * mean + 0.3 * min(took, 2 * mean + 0.001)
-
-
 def before_1970(now: int) -> ClockError:
     """Return the error for a time (ms) before 1970. For the send that asks the clock itself, since a call would
     cost."""

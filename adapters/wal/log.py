@@ -36,6 +36,7 @@ from ..system import locking
 from ..system.acceleration import inner_loop
 from ..system.background import CoalescedJob, shared
 from ..system.conditions import RLock
+from ..system.durations import Durations
 from ..system.files import FULL, is_out_of_files, refused
 from ..system.locking import gone_directory
 from . import format as f
@@ -288,6 +289,11 @@ class Log:
     def sync_seconds(self) -> float:
         """Return how long it waits for the disk each time, lately."""
         return self._appender.sync_seconds
+
+    @property
+    def sync_durations(self) -> Durations:
+        """Return how long it has waited for the disk, each time that somebody waited for it."""
+        return self._appender.sync_durations + self._syncer.durations
 
     def count_sync(self) -> None:
         """Count that somebody has waited for the disk on the log's behalf."""

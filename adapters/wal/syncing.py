@@ -6,8 +6,10 @@ import errno
 import os
 import threading
 from contextlib import suppress
+from time import monotonic
 
 from ..system.descriptors import shares, unsynced_files
+from ..system.durations import DurationCounter, Durations
 from ..system.files import sync_data
 from .appending import Appender
 from .files.file import File
@@ -35,6 +37,7 @@ class Syncer:
         self._appender = appender
         self._durable = self._durable_lsn = 0
         """While any wait: all up to this batch, and its LSN, is on disk."""
+        self._took = DurationCounter()
         self._lock = threading.RLock()
         self._failed: OSError | None = None
 
@@ -47,6 +50,11 @@ class Syncer:
     def durable_lsn(self) -> int:
         """Return an LSN: all up to it is on disk."""
         return self._durable_lsn if self.sealed else self._appender.durable_lsn
+
+    @property
+    def durations(self) -> Durations:
+        """Return how long each sync of an earlier segment took."""
+        return self._took.durations
 
     @property
     def is_full(self) -> bool:
@@ -71,7 +79,9 @@ class Syncer:
                 assert file is not None
                 try:
                     self.count += 1
+                    began = monotonic()
                     sync_data(file.fd)
+                    self._took.count(monotonic() - began)
                 except OSError as error:
                     self._failed = error
                     raise

@@ -13,6 +13,7 @@ import click
 from ...adapters import kahadb
 from ...adapters.core.store_types import StoreStats
 from ...adapters.kahadb.files import find_stores
+from ...adapters.system.durations import Durations
 from ...policies.config import Config, load
 from ...policies.errors import ConfigError, StoreLockedError, TraceError
 from ...policies.text import count_of, human_bytes
@@ -79,7 +80,9 @@ def stats_command(config: Config, as_json: bool) -> None:
 
 def _plain(store: StoreStats) -> dict[str, Any]:
     """Return the statistics of a store as plain values."""
+    took = store.sync_durations
     return {field.name: getattr(store, field.name) for field in fields(store)} | {
+        "sync_durations": {"bounds": Durations.BOUNDS, "counts": took.counts, "seconds": took.seconds},
         "destinations": {str(d): n for d, n in store.destinations.items()},
         "subscriptions": [
             {"topic": s.topic.name, "client": s.client_id, "name": s.name, "messages": n}

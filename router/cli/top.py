@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from ...adapters.system.durations import Durations
 from ...policies.config import Config
 from ...policies.text import count_of, human_age, table
 from ..router import Router, inspection_of
@@ -28,7 +29,7 @@ WORDS: Final = 60
 """Characters of a process's command line that are shown in JSON."""
 NAME_ROOM: Final = 20
 """Columns that the name of a store may take before figures are left out for it."""
-LEFT_OUT: Final = ("kind", "waiting", "syncs/s", "delayed", "acks/s", "dead", "sync ms", "leased")
+LEFT_OUT: Final = ("kind", "waiting", "syncs/s", "delayed", "p99 ms", "acks/s", "dead", "sync ms", "leased")
 """The figures that a narrow terminal has no room for, the least important first."""
 _CLEAR_LINE, _CLEAR_BELOW, _HOME = "\x1b[K", "\x1b[J", "\x1b[H"
 _SCREEN, _BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -51,10 +52,22 @@ class Look:
         was opened since."""
         if before is None or self.at <= before.at:
             return None
-        now, then = (next((s for s in one.stores if s["store"] == name), None) for one in (self, before))
+        now, then = self._of(name), before._of(name)
         if now is None or then is None or now[counter] < then[counter]:
             return None
         return float(now[counter] - then[counter]) / (self.at - before.at)
+
+    def sync_p99(self, before: Look | None, name: str) -> float | None:
+        """Return within how many seconds 99 of 100 waits of a store for the disk ended since the look before, or since
+        the store was opened. None: there were none."""
+        now, then = self._of(name), before._of(name) if before is not None else None
+        counts = now["sync_counts"] if now is not None else ()
+        if then is not None and sum(then["sync_counts"]) <= sum(counts):
+            counts = [max(0, one - two) for one, two in zip(counts, then["sync_counts"], strict=True)]
+        return Durations(tuple(counts)).quantile(0.99) if any(counts) else None
+
+    def _of(self, name: str) -> dict[str, Any] | None:
+        return next((store for store in self.stores if store["store"] == name), None)
 
 
 @click.command()
@@ -68,9 +81,10 @@ def top_command(config: Config, interval: float, once: bool, as_json: bool) -> N
     """Show what happens in a directory, until Ctrl-C.
 
     For each store: sends, acks and waits for the disk a second, how long such a wait takes lately (`sync ms`), and
-    messages by what they wait for. `dead` counts those in dead-letter queues. `oldest` is how long ago the oldest
-    message was sent that is received next; a store's 200 fullest queues are asked for it. Below are the processes that
-    are connected, with the messages that each holds, its listeners, receives that wait, and requests without an answer.
+    how long 99 of 100 took at most since the last look (`p99 ms`). Then messages by what they wait for. `dead` counts
+    those in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next; a store's
+    200 fullest queues are asked for it. Below are the processes that are connected, with the messages that each holds,
+    its listeners, receives that wait, and requests without an answer.
 
     Where no program has the directory open, it is held while this runs.
 
@@ -144,8 +158,8 @@ def _of_stores(look: Look, before: Look | None, columns: int | None) -> list[str
 def rows_of_stores(look: Look, before: Look | None) -> list[tuple[str, ...]]:
     """Return the figures of stores as text, a row each; the first row is the heads."""
     heads = (
-        "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "ready", "leased", "delayed", "dead", "oldest",
-        "waiting",
+        "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "p99 ms", "ready", "leased", "delayed", "dead",
+        "oldest", "waiting",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [heads]
     for store in look.stores:
@@ -153,8 +167,8 @@ def rows_of_stores(look: Look, before: Look | None) -> list[tuple[str, ...]]:
         rates = (_shown(look.rate(before, name, counter)) for counter in ("sends", "acks", "syncs"))
         counts = (f"{store[key]:,}" for key in ("ready", "leased", "delayed", "dead"))
         oldest = "-" if age is None else human_age(age)
-        sync = f"{store['sync_seconds'] * 1000:.2f}" if store["sync_seconds"] else "-"
-        rows.append((printable(name), store["kind"], *rates, sync, *counts, oldest, f"{store['waiting']:,}"))
+        syncs = (f"{took * 1000:.2f}" if took else "-" for took in (store["sync_seconds"], look.sync_p99(before, name)))
+        rows.append((printable(name), store["kind"], *rates, *syncs, *counts, oldest, f"{store['waiting']:,}"))
     return rows
 
 
@@ -205,7 +219,9 @@ def _words(pid: int) -> str:
 
 def _plain(directory: Path, look: Look, before: Look | None) -> dict[str, Any]:
     stores = [
-        store | {f"{name}_per_second": look.rate(before, store["store"], name) for name in ("sends", "acks", "syncs")}
+        {key: value for key, value in store.items() if key != "sync_counts"}
+        | {f"{name}_per_second": look.rate(before, store["store"], name) for name in ("sends", "acks", "syncs")}
+        | {"sync_p99_seconds": look.sync_p99(before, store["store"])}
         for store in look.stores
     ]
     clients = [session | {"process": _words(session["pid"])[:WORDS]} for session in look.sessions]

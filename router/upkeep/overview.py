@@ -54,7 +54,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
-            "sync_seconds": stats.sync_seconds,
+            "sync_seconds": stats.sync_seconds, "sync_counts": list(stats.sync_durations.counts),
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed,
             "dead": sum(of_dead.values()),
             "oldest_ready_seconds": oldest_ready(registry, there), "waiting": stats.waiting, "failed": stats.failed,

@@ -20,6 +20,7 @@ from .policies import platform_files as _platform_files  # noqa: F401  first: it
 from .adapters.core.messages import Headers, HeaderValue, LargeBody, Message, Outgoing, Readable, Reason, Receipt
 from .adapters.core.store_types import Counts, Listener, Progress, Settlement, StoreStats, Subscription, SubscriptionKey
 from .adapters.system.acceleration import accelerated
+from .adapters.system.durations import Durations
 from .policies import config as _configs
 from .policies.config.durability import OnCorruption, Sync
 from .policies.config.when_full import WhenFull
@@ -117,6 +118,7 @@ __all__ = [
     "DecodeError",
     "Destination",
     "DestinationError",
+    "Durations",
     "Event",
     "EventListener",
     "HeaderValue",

@@ -394,17 +394,37 @@ def test_rates_are_of_what_happened_between_two_looks() -> None:
     assert rate(at(12, 250), at(10, 50), "b", "sends") is None
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_the_slowest_syncs_are_those_between_two_looks() -> None:
+    def at(*counts: int) -> top.Look:
+        return top.Look(1, 1, [{"store": "a", "sync_counts": (*counts, *[0] * (20 - len(counts)))}], [])
+
+    slowest: Callable[..., float | None] = top.Look.sync_p99
+    assert slowest(at(0, 100), None, "a") == pytest.approx(0.0000199)
+    assert slowest(at(0, 1100, 0, 100), at(0, 1000), "a") == pytest.approx(0.000099)
+    assert slowest(at(0, 100), at(0, 100), "a") is None
+    assert slowest(at(0, 100), at(0, 0, 7, 1000), "a") == pytest.approx(0.0000199)  # the store was opened anew
+    assert slowest(at(*[0] * 19, 1), None, "a") == 10 and slowest(at(), None, "a") is None
+    assert slowest(at(1), None, "b") is None
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 130])
 def test_top_leaves_out_what_a_terminal_has_no_room_for(columns: int) -> None:
     figures = dict.fromkeys(("sends", "acks", "syncs", "leased", "delayed", "dead", "waiting"), 7)
-    store = {"kind": "journal", "ready": 120000, "oldest_ready_seconds": 97, "sync_seconds": 0.00313, **figures}
+    store = {
+        "kind": "journal",
+        "ready": 120000,
+        "oldest_ready_seconds": 97,
+        "sync_seconds": 0.00313,
+        **figures,
+        "sync_counts": [0, 0, 7, *[0] * 17],
+    }
     names = ("customer-orders-of-the-north", "telemetry")
     look = top.Look(1.0, os.getpid(), [{"store": name, "failed": None, **store} for name in names], [])
     heads, first, second = top._lines(Path("data"), look, None, columns)[2:5]
     assert max(map(len, (heads, first, second))) <= columns
     assert re.match(r"custo\S*rth ", first) and second.startswith("telemetry ")
     assert {"store", "sends/s", "ready", "oldest"} <= set(heads.split()) and "120,000" in first and "97 s" in first
-    assert ("dead" in heads, "kind" in heads) == (columns >= 80, columns >= 120)
+    assert ("dead" in heads, "p99 ms" in heads, "kind" in heads) == (columns >= 80, columns >= 120, columns >= 130)
 
 
 def test_on_a_terminal_one_screen_is_drawn_anew(owner: Owner) -> None:

@@ -145,7 +145,7 @@ def test_it_shows_what_happens(page: Page, url: str) -> None:
     eventually(lambda: cells(page, "store")["rest"]["sends/s"] not in ("-", "0"))
     stores = cells(page, "store")
     assert (stores["orders"]["dead"], stores["orders"]["kind"]) == (str(LETTERS), "journal")
-    assert {"disk live", "disk held", "oldest", "sync ms", "leased", "delayed"} <= set(stores["orders"])
+    assert {"disk live", "disk held", "oldest", "sync ms", "p99 ms", "leased", "delayed"} <= set(stores["orders"])
     assert page.locator("#health").text_content() == "Health: all stores can be used."
     assert "1 transaction in doubt" in page.locator("#wrong").text_content()  # type: ignore[operator]
     assert {row["state"] for row in cells(page, "health").values()} == {"ok"}

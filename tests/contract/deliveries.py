@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.adapters.core.messages import DELIVERY_LIMIT, Outgoing
+from anabranch.adapters.core.messages import DELIVERY_LIMIT, Message, Outgoing
 from anabranch.adapters.core.store_types import Subscription
 
-from .disk import A, B, Disk, T, assert_whole, bodies, drain, drain_at_once, survives, take
+from .disk import A, B, Disk, T, assert_whole, bodies, drain, drain_at_once, eventually, survives, take
 from .expiring import messages_of, undelivered
 from .preparing import claim, prepare
 
@@ -115,6 +115,35 @@ class DeliveriesContract:
             store.release(messages[1::2])
         store = disk.later(store, place)
         assert drain(store) == [str(n).encode() for n in range(100)]
+
+    def test_how_often_messages_come_again_is_counted(self, disk: Disk, place: str) -> None:
+        """However they are received. One that nobody had seen does not come again, nor does one that goes to the dead
+        letters."""
+        store = disk.create(**LIMITED)
+        store.send_many(A, [b"1", b"2", b"3"])
+        unseen, *others = store.receive_many(A, 3)
+        store.release([unseen], delivered=False)
+        store.release(others)
+        assert store.stats().redelivered == 0
+        store.release(store.receive_many(A, 3))
+        assert store.stats().redelivered == 2
+        heard: list[Message] = []
+        listener = store.listen(A, heard.append, credit=3)
+        eventually(lambda: len(heard) == 3)
+        listener.close()
+        assert store.stats().redelivered == 5
+        store.release(heard)
+        store = disk.later(store, place)
+        before = store.stats().redelivered
+        assert (take(store).body, len(undelivered(store))) == (b"1", 2)
+        assert store.stats().redelivered == before + 1
+
+    def test_what_a_watch_finds_again_is_counted(self, store: Store) -> None:
+        store.send(A, b"1")
+        for times in range(3):
+            message = store.receive_or_watch(A, lambda closing: None)
+            assert isinstance(message, Message) and store.stats().redelivered == times
+            message.release()
 
     # Too often
 

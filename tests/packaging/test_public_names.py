@@ -28,6 +28,7 @@ NAMES = {
     "Counts": "delayed expired leased oldest_ready_seconds ready",
     "DeadLetter": "deliveries error_text error_type message message_id reason requeued source subscription",
     "Destination": "kind map name parse parse_composite queue restored topic",
+    "Durations": "BOUNDS counts quantile seconds",
     "Event": "at_ms store",
     "EventListener": "close dropped",
     "Health": "decision_log for_operator in_doubt ok stores",
@@ -85,7 +86,7 @@ NAMES = {
     "StoreStats": (
         "acks batches capacity_bytes compactions delayed destinations dropped failed held_bytes index_bytes "
         "journal_bytes kind large_bytes large_messages leased live_bytes live_percent memory_bytes messages name "
-        "pool_bytes segments sends subscriptions swap_bytes sync_seconds syncs waiting"
+        "pool_bytes redelivered segments sends subscriptions swap_bytes sync_durations sync_seconds syncs waiting"
     ),
     "Subscriber": (
         "browse consume counts dead_letters depth destination listen listen_nowait purge receive receive_many "

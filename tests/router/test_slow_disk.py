@@ -293,5 +293,11 @@ def test_statistics_say_how_long_a_store_waits_for_the_disk(tmp_path: Path) -> N
         for kind in kinds:
             for _ in range(9):
                 router.queue(f"{kind}.q").send(b"x")
-        took = [router.stats().stores[kind].sync_seconds for kind in kinds]
+        stats = [router.stats().stores[kind] for kind in kinds]
+        took = [one.sync_seconds for one in stats]
         assert 0 < took[0] < 10 and 0 < took[1] < 10 and took[2] == 0
+        for one in stats[:2]:
+            most = one.sync_durations.quantile(1)
+            assert 9 <= sum(one.sync_durations.counts) <= one.syncs
+            assert most is not None and 0 < one.sync_durations.seconds / one.syncs <= most
+        assert stats[2].sync_durations == anabranch.Durations()

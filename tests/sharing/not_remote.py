@@ -66,6 +66,7 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_sends_of_many_callers_are_stored_or_refused_each": OWNERS,
     "test_the_ack_of_one_subscription_of_several_makes_no_room": REFUSED,
     "test_what_a_crash_leaves_half_written_is_removed": INSIDE,
+    "test_what_a_watch_finds_again_is_counted": CALLS,
     "test_what_can_never_fit_is_refused_at_once": ROOM,
     "test_what_cannot_be_counted_is_not_handed_out": INSIDE,
     "test_what_is_not_sent_is_gone": BODIES,

@@ -200,7 +200,7 @@ class Both:
     def stats(self) -> StoreStats:
         """As either says; what was done by both is added up."""
         each: list[StoreStats] = [store.stats() for store in self.routers]
-        added = "sends", "acks", "syncs", "batches", "dropped", "waiting"
+        added = "sends", "acks", "redelivered", "syncs", "batches", "dropped", "waiting"
         done: Any = {name: sum(getattr(one, name) for one in each) for name in added}
         return replace(each[-1], **done)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
+from anabranch import Durations
 from anabranch.adapters.wal.appending import Appender
 from anabranch.adapters.wal.appending.python_appender import PythonAppender
 from anabranch.adapters.wal.ticket import Tail, WriteBatch
@@ -81,6 +83,15 @@ def test_how_long_syncs_take_is_known(one: Log) -> None:
             for _ in range(25):
                 one.write(b"x")
         assert seconds * 0.7 < one.appender.sync_seconds < seconds + 0.01
+    durations = one.appender.sync_durations
+    assert sum(durations.counts) == one.appender.syncs == 50
+    slow = sum(durations.counts[bisect_left(durations.BOUNDS, 0.02) :])
+    assert slow >= 25 and durations.seconds > 25 * 0.02
+
+
+def test_what_is_written_alone_takes_no_sync(one: Log) -> None:
+    one.appender.settle(one.put(b"x"), 0)
+    assert one.appender.sync_durations == Durations()
 
 
 def test_what_is_queued_is_written_together_and_synced_once(one: Log) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ....policies.errors import CorruptionError
+from ...system.durations import Durations
 from ..operations.changes import Change
 from ..operations.plan import Plan
 from ..record.place import Place
@@ -52,6 +53,7 @@ class BackendStats:
     memory_bytes: int = 0
     swap_bytes: int = 0
     sync_seconds: float = 0.0
+    sync_durations: Durations = field(default_factory=Durations)
 
 
 class Writing(Protocol):

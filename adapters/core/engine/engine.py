@@ -101,7 +101,7 @@ class Engine:
         self.sequencer.on_expiring = self._look_at_sends
         if settings.priorities:
             self._look_at_sends()
-        self.sends = self.acks = self.batches = 0
+        self.sends = self.acks = self.redelivered = self.batches = 0
         self.closed = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None

@@ -15,7 +15,7 @@ from ....policies.names.destination import Destination
 from ...system.background import Job, shared
 from ...system.conditions import unless_busy
 from ..engine.forwarding import give_back
-from ..messages import Message, note_received
+from ..messages import Message
 from ..state.gates import MovedError
 from ..state.leases import Channel, Lease, Receiver
 from ..store_types import SubscriptionKey
@@ -272,7 +272,7 @@ class Listener(Receiver):
             if self._ended:
                 return
             self._calling = True
-            note_received(message)
+            self._receiving.note_received(message)
             self.lease = None
         try:
             call(self._on_message, message, self._channel.state.destination)

@@ -15,7 +15,7 @@ from ....policies.names.destination import Destination, Kind
 from ..engine.engine import Engine
 from ..engine.forwarding import give_back
 from ..engine.handing_out import HandingOut
-from ..messages import Message, Undelivered
+from ..messages import Message, Undelivered, note_received
 from ..operations.changes import Change, acks_of
 from ..record.place import ALSO_WAITING, ORDER, ORDER_MAX, SEQ, Place, order_of
 from ..state.decoding import decode
@@ -87,6 +87,8 @@ class Receiving:
                     if seconds is not None or self._hands_out:
                         self.hand_out((lease,), seconds)
                     message.__class__ = message._received  # as note_received
+                    if message.deliveries > 1:
+                        engine.redelivered += 1
                     return message
             except BaseException as error:
                 if not is_damage(error):
@@ -144,8 +146,11 @@ class Receiving:
             for number, record in enumerate(self._bodies(channel.state, leases)):
                 lease = leases[number]
                 if record is not None:
-                    messages.append(decode(self._store, destination, lease.place, record, lease))
-                    messages[-1].__class__ = messages[-1]._received  # likewise
+                    message = decode(self._store, destination, lease.place, record, lease)
+                    messages.append(message)
+                    message.__class__ = message._received  # likewise
+                    if message.deliveries > 1:
+                        self.engine.redelivered += 1
                 else:
                     self.let_go(lease)  # it was purged after it had been fetched
                 receivers[number].lease = None
@@ -155,10 +160,10 @@ class Receiving:
                 self.cancel(channel, receiver)
             if not is_damage(error):
                 raise
-        message = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
-        if message is not None:
-            messages.append(message)
-        return message is not None
+        next_one = self.receive(destination, 0, key, seconds)  # which tells whether it is the first one that is damaged
+        if next_one is not None:
+            messages.append(next_one)
+        return next_one is not None
 
     def _lease_page(self, channel: Channel, count: int, receivers: list[Receiver]) -> None:
         """Lease so many, unless others wait for them; each has its receiver, in order."""
@@ -287,6 +292,12 @@ class Receiving:
             lose(self.engine, state, lease.place, error)
         self._write(acks_of([lease]))
         return None
+
+    def note_received(self, message: Message) -> None:
+        """Note that a message is handed to its consumer."""
+        note_received(message)
+        if message.deliveries > 1:
+            self.engine.redelivered += 1
 
     def let_go(self, lease: Lease) -> None:
         """Let go of a lease whose message is dead. Raises MovedError if the message has moved to another store before

@@ -107,6 +107,7 @@ class Statistics:
             leased=sum(len(channel.held) for channel in engine.catalog.channels()),
             sends=engine.sends,
             acks=engine.acks,
+            redelivered=engine.redelivered,
             syncs=backend.syncs,
             batches=engine.batches,
             journal_bytes=backend.journal_bytes,
@@ -125,5 +126,6 @@ class Statistics:
             waiting=sum(channel.waiting for channel in engine.catalog.channels()),
             delayed=sum(state.total_delayed for state in counts),
             sync_seconds=backend.sync_seconds,
+            sync_durations=backend.sync_durations,
             **more,
         )

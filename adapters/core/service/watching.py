@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..messages import Message, note_received
+from ..messages import Message
 from ..state.leases import Channel, Receiver
 from .damaged import is_damage
 
@@ -96,7 +96,7 @@ def receive_or_watch(
                 if message is not None:
                     if hand_out.needed or seconds is not None:
                         hand_out((receiver.lease,), seconds)
-                    note_received(message)
+                    receiving.note_received(message)
                     return message
         except BaseException as error:
             if not is_damage(error):

@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ....policies.errors import AnabranchError, OutcomeUnknownError
+from ...system.durations import DurationCounter
 from ..database.connections import driver_error, on_driver
 from ..database.dialects import is_collision
 from ..database.errors import Database, is_cut_off
@@ -87,6 +88,8 @@ class SharedDatabase(Database):
         self._statements, self._outcome_timeout = statements, outcome_timeout
         self.commits = 0
         """How often it has waited for a COMMIT, about."""
+        self.took = DurationCounter()
+        """How long transactions take, from the first statement to the commit."""
         self.router = 0
         """The router whose connections they are."""
         self.on_failover: Callable[[], None] = lambda: None
@@ -167,7 +170,9 @@ class SharedDatabase(Database):
         for left in reversed(range(TRIES)):
             risked: list[int] = []
             try:
+                began = time.monotonic()
                 on_driver(self.engine, lambda connection: run(connection, token, risked))  # noqa: B023
+                self.took.count(time.monotonic() - began)
                 self.commits += 1
                 return []
             except _UnmarkedError:

@@ -39,6 +39,10 @@ class SharedListener(LookingListener):
             self._rest()
         return messages
 
+    def _call(self, message: Message) -> None:
+        self._store.note_handed(message)
+        super()._call(message)
+
     def _rest(self) -> None:
         self._store.left(self, self._number, more=True)
 

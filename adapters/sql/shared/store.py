@@ -118,7 +118,7 @@ class SharedStore:
         self._opened, self._retired, self._pid = False, False, 0
         self.failed: BaseException | None = None
         self._on_failed: Callable[[BaseException], object] = lambda error: None
-        self._acks = 0
+        self._acks = self._redelivered = 0
         self._expired: dict[tuple[Destination, SubscriptionKey | None], int] = {}
 
     # Made and recognised
@@ -455,6 +455,7 @@ class SharedStore:
             messages = self._waited(destination, subscription, most, lease, deadline)
         for message in messages:
             note_received(message)
+            self.note_handed(message)
         return messages
 
     def _waited(
@@ -495,7 +496,12 @@ class SharedStore:
                 return watch
             watch.leave()
         note_received(messages[0])
+        self.note_handed(messages[0])
         return messages[0]
+
+    def note_handed(self, message: Message) -> None:
+        """Count a message that is handed to its consumer, if it was before."""
+        self._redelivered += message.redelivered
 
     def listen(
         self,
@@ -1009,7 +1015,8 @@ class SharedStore:
             name=self.name, kind="sql", messages=sum(count for count, _ in queues.values()),
             destinations={destination: count for destination, (count, _) in queues.items()},
             leased=sum(leased for *_, leased, _ in rows), sends=self._sending.sends, acks=self._acks,
-            syncs=self._database.commits, batches=self._database.commits,
+            syncs=self._database.commits, batches=self._database.commits, redelivered=self._redelivered,
+            sync_seconds=self._database.took.mean, sync_durations=self._database.took.durations,
             failed=None if self.failed is None else str(self.failed), waiting=self.waiting.count(),
             delayed=sum(delayed for _, delayed in queues.values()), dropped=self._sending.dropped,
             subscriptions={one: depths.get(number, 0) for number, one in self._topics.subscriptions().items()},

@@ -47,6 +47,7 @@ struct appender {
     int waiting;  /* batches that want a sync, since the last one was begun */
     int expected; /* how many came together lately; their threads are on their way back. 0: each comes alone */
     double sync_seconds;
+    appender_durations took;
 };
 
 /* Time and conditions */
@@ -185,6 +186,13 @@ appender_state appender_look(appender *log) {
     return state;
 }
 
+appender_durations appender_took(appender *log) {
+    pthread_mutex_lock(&log->lock);
+    appender_durations took = log->took;
+    pthread_mutex_unlock(&log->lock);
+    return took;
+}
+
 uint64_t appender_written(appender *log) { return __atomic_load_n(&log->state.written, __ATOMIC_ACQUIRE); }
 
 uint64_t appender_durable(appender *log) { return __atomic_load_n(&log->state.durable, __ATOMIC_ACQUIRE); }
@@ -291,6 +299,14 @@ static void expect(appender *log, int together) {
     log->expected = together < least ? 0 : together < most ? together : most;
 }
 
+double appender_bounds[APPENDER_BUCKETS - 1];
+
+static void count(appender *log, double took) {
+    int bucket = 0;
+    while (bucket < APPENDER_BUCKETS - 1 && took > appender_bounds[bucket]) bucket++;
+    log->took.counts[bucket]++, log->took.seconds += took;
+}
+
 /* One write and one sync, for all who wait, while nobody else syncs. */
 static void lead(appender *log) {
     log->syncing = 1;
@@ -310,6 +326,7 @@ static void lead(appender *log) {
         double took = now() - began;
         pthread_mutex_lock(&log->lock);
         log->state.syncs++;
+        count(log, took);
         if (took > 2 * log->sync_seconds + 0.001) took = 2 * log->sync_seconds + 0.001; /* a stall is no measure */
         log->sync_seconds = 0.7 * log->sync_seconds + 0.3 * took;
         if (error) fail(log, -error); /* never tried again (invariant 7) */

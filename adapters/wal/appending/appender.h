@@ -26,6 +26,16 @@ typedef struct {
     int failed;    /* the errno that has stopped it for good; 0: none */
 } appender_state;
 
+enum { APPENDER_BUCKETS = 20 };
+
+/* How long each sync took: see durations.py. */
+typedef struct {
+    uint64_t counts[APPENDER_BUCKETS];
+    double seconds;
+} appender_durations;
+
+extern double appender_bounds[APPENDER_BUCKETS - 1]; /* set once, before the first sync */
+
 /* The system calls. Each returns what the call returns, or a negative errno. Tests put others here. */
 typedef struct {
     ssize_t (*write)(int fd, const void *data, size_t size, off_t offset);
@@ -55,6 +65,7 @@ void appender_stop(appender *log);
 /* See that what is queued is synced though nobody waits. */
 void appender_kick(appender *log);
 appender_state appender_look(appender *log);
+appender_durations appender_took(appender *log);
 uint64_t appender_written(appender *log);
 uint64_t appender_durable(appender *log);
 uint64_t appender_durable_lsn(appender *log);

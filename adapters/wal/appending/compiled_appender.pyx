@@ -17,6 +17,7 @@ from threading import get_ident
 
 from ....policies.platform_files import BY_FDATASYNC, sync_data
 from ....policies.errors import ClosedError
+from ...system.durations import BOUNDS, Durations
 from .python_appender import REENTRY
 
 cdef extern from "appender.h" nogil:
@@ -28,6 +29,11 @@ cdef extern from "appender.h" nogil:
         double sync_seconds
         size_t queued
         int fd, failed
+    enum: APPENDER_BUCKETS
+    ctypedef struct appender_durations:
+        uint64_t counts[20]
+        double seconds
+    double appender_bounds[19]
     ctypedef struct appender_calls:
         ssize_t (*write)(int, const void *, size_t, off_t) noexcept
         int (*sync)(int) noexcept
@@ -44,6 +50,7 @@ cdef extern from "appender.h" nogil:
     void appender_stop(appender *)
     void appender_kick(appender *)
     appender_state appender_look(appender *)
+    appender_durations appender_took(appender *)
     uint64_t appender_written(appender *)
     uint64_t appender_durable(appender *)
     uint64_t appender_durable_lsn(appender *)
@@ -64,6 +71,9 @@ cdef extern from *:
     }
     """
     long waits() noexcept nogil
+
+for number, bound in enumerate(BOUNDS):
+    appender_bounds[number] = bound
 
 cdef double SLICE = 0.05
 cdef size_t SMALL_BYTES = 16384
@@ -173,6 +183,11 @@ cdef class Appender:
     @property
     def sync_seconds(self):
         return appender_look(self.log).sync_seconds
+
+    @property
+    def sync_durations(self):
+        cdef appender_durations took = appender_took(self.log)
+        return Durations(tuple([took.counts[bucket] for bucket in range(APPENDER_BUCKETS)]), took.seconds)
 
     def restart(self, first):
         appender_restart(self.log, first.tail.lsn)

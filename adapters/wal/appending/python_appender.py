@@ -13,7 +13,7 @@ import threading
 from time import monotonic
 from typing import Final
 
-from ...system.clock import mean_with
+from ...system.durations import DurationCounter, Durations
 from ...system.files import sync_data, write_all
 from ..ticket import WriteBatch
 
@@ -31,14 +31,24 @@ class PythonAppender:
         """The last LSN of that one."""
         self.syncs = 0
         """How often it has waited for the disk."""
-        self.sync_seconds = 0.0
-        """How long that takes, lately."""
+        self._took = DurationCounter()
+        """How long that takes."""
         self._fd = -1  # first: an object that is made by halves is let go of too
         self._failed: OSError | None = None
         """Why it has failed, if it has."""
         self._last: WriteBatch
         """The last that was written."""
         self._writing, self._syncing = threading.RLock(), threading.RLock()
+
+    @property
+    def sync_seconds(self) -> float:
+        """Return how long a wait for the disk takes, lately."""
+        return self._took.mean
+
+    @property
+    def sync_durations(self) -> Durations:
+        """Return how long each has taken."""
+        return self._took.durations
 
     def restart(self, first: WriteBatch) -> None:
         """Begin with the batch behind this one, which has number 0, and is on disk with all before it."""
@@ -102,7 +112,7 @@ class PythonAppender:
                 self.syncs += 1
                 began = monotonic()
                 sync_data(self._fd)
-                self.sync_seconds = mean_with(self.sync_seconds, monotonic() - began)
+                self._took.count(monotonic() - began)
             except OSError as error:
                 self._failed = error
                 raise

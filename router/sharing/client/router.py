@@ -15,6 +15,7 @@ import msgspec
 from ....adapters.core.messages import Message
 from ....adapters.core.store_types import Listener, StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
+from ....adapters.system.durations import Durations
 from ....adapters.system.locking import owner_of
 from ....policies.errors import ClosedError, StoreLockedError
 from ....policies.names.destination import Destination
@@ -255,4 +256,5 @@ class SharedRouter(Router):
 def _stats_of(fields: dict[str, Any]) -> StoreStats:
     fields["destinations"] = dict(msgspec.convert(fields["destinations"], list[tuple[Destination, int]]))
     fields["subscriptions"] = dict(msgspec.convert(fields["subscriptions"], list[tuple[Subscription, int]]))
+    fields["sync_durations"] = msgspec.convert(fields["sync_durations"], Durations)
     return StoreStats(**fields)

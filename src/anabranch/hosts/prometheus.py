@@ -16,30 +16,33 @@ Counts begin anew when a store is opened, as Prometheus expects of counters. Nee
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import anabranch
+from anabranch import Durations
 
 __all__ = ["RouterCollector", "register"]
 
+_BOUNDS: Final = (*map(str, Durations.BOUNDS), "+Inf")
 _GAUGES: Final = {
     "store_up": "1: the store can be used, as router.health() says. 0: it has failed, or waits for its disk.",
     "oldest_message_age_seconds": "Age of the oldest message that is received next; absent without one.",
-    "sync_duration_seconds": "How long the store waits for the disk each time, lately.",
     "free_bytes": "Free on the disk of the store's directory.",
     "waiting_receivers": "Receivers and listeners that wait for a message.",
 }
 _COUNTERS: Final = {
     "sent": "Messages that were stored.",
     "acked": "Messages that were acked, of a topic by each subscription.",
+    "redelivered": "Messages that were handed out, and had been before.",
     "syncs": "Times that the store waited for the disk.",
     "dropped": "Messages that were sent to a topic without subscriptions, or dropped since the store was full.",
 }
-_WORST: Final = {"store_up": min, "free_bytes": min, "oldest_message_age_seconds": max, "sync_duration_seconds": max}
+_WORST: Final = {"store_up": min, "free_bytes": min, "oldest_message_age_seconds": max}
 """How the figures of stores with one label become one. All others are summed up."""
 
 
@@ -57,6 +60,7 @@ class RouterCollector(Collector):
         """Yield all metrics. Raises ClosedError once the router is closed."""
         stats, health = self._router.stats(), self._router.health()
         figures: dict[tuple[str, str, str], float] = {}
+        syncs: dict[str, Durations] = {}
 
         def note(metric: str, store: str, value: float, state: str = "") -> None:
             key = metric, store.partition(":")[0], state
@@ -76,11 +80,13 @@ class RouterCollector(Collector):
             note("disk_bytes", name, one.pool_bytes, "pooled")
             note("disk_bytes", name, one.index_bytes, "index")
             note("waiting_receivers", name, one.waiting)
-            for metric, value in zip(_COUNTERS, (one.sends, one.acks, one.syncs, one.dropped), strict=True):
+            label = name.partition(":")[0]
+            syncs[label] = syncs.get(label, Durations()) + one.sync_durations
+            counts = one.sends, one.acks, one.redelivered, one.syncs, one.dropped
+            for metric, value in zip(_COUNTERS, counts, strict=True):
                 note(metric, name, value)
         for store in health.stores:
             note("store_up", store.name, store.state == "ok")
-            note("sync_duration_seconds", store.name, store.sync_seconds)
             if store.oldest_ready_seconds is not None:
                 note("oldest_message_age_seconds", store.name, store.oldest_ready_seconds)
             if store.free_bytes is not None:
@@ -101,6 +107,12 @@ class RouterCollector(Collector):
         for (name, label, state), figure in figures.items():
             families[name].add_metric([label, state] if name in by_state else [label], figure)
         yield from families.values()
+        durations = HistogramMetricFamily(
+            "anabranch_sync_duration_seconds", "How long the store waited for the disk each time.", labels=["store"]
+        )
+        for label, took in syncs.items():
+            durations.add_metric([label], list(zip(_BOUNDS, accumulate(took.counts), strict=True)), took.seconds)
+        yield durations
         yield CounterMetricFamily(
             "anabranch_dead_lettered", "Messages that were put into dead-letter queues.", stats.dead_lettered
         )

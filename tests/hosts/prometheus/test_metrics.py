@@ -59,6 +59,7 @@ def test_what_is_told(router: anabranch.Router) -> None:
     for tenant in ("a", "b"):
         router.queue(f"tenant.{tenant}").send(b"x")
     router.queue("passing").send(b"x")
+    router.queue("passing").receive().release()  # type: ignore[union-attr]
     with router.queue("passing").receive() as message:  # type: ignore[union-attr]
         assert message.body == b"x"
     found = scraped(router)
@@ -66,12 +67,16 @@ def test_what_is_told(router: anabranch.Router) -> None:
     assert states == {"ready": 2, "leased": 1, "delayed": 1}
     assert found["messages", "tenants", "ready"] == 2, "stores of one destination each are one"
     assert (found["sent_total", "orders", ""], found["sent_total", "tenants", ""]) == (4, 2)
+    assert (found["redelivered_total", "rest", ""], found["redelivered_total", "orders", ""]) == (1, 0)
     assert (found["sent_total", "rest", ""], found["acked_total", "rest", ""]) == (1, 1)
     assert {store for name, store, _ in found if name == "store_up"} == {"orders", "tenants", "rest"}
     assert all(value == 1 for (name, *_), value in found.items() if name == "store_up")
     assert found["oldest_message_age_seconds", "orders", ""] >= 0
     assert ("oldest_message_age_seconds", "rest", "") not in found
-    assert found["syncs_total", "orders", ""] > 0 and found["sync_duration_seconds", "orders", ""] > 0
+    syncs = router.stats().stores["orders"].sync_durations
+    assert found["syncs_total", "orders", ""] >= found["sync_duration_seconds_count", "orders", ""] > 0
+    assert 0 < found["sync_duration_seconds_sum", "orders", ""] <= syncs.seconds
+    assert found["sync_duration_seconds_count", "rest", ""] == 0
     assert found["disk_bytes", "orders", "live"] > 0
     assert found["transactions_in_doubt", "", ""] == 0
     held.release(delivered=False)
