@@ -83,8 +83,8 @@ def top_command(config: Config, interval: float, once: bool, as_json: bool) -> N
     For each store: sends, acks and waits for the disk a second, how long such a wait takes lately (`sync ms`), and
     how long 99 of 100 took at most since the last look (`p99 ms`). Then messages by what they wait for. `dead` counts
     those in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next; a store's
-    200 fullest queues are asked for it. Below are the processes that are connected, with the messages that each holds,
-    its listeners, receives that wait, and requests without an answer.
+    200 fullest queues and subscriptions are asked for it. Below are the processes that are connected, with the messages
+    that each holds, its listeners, receives that wait, and requests without an answer.
 
     Where no program has the directory open, it is held while this runs.
 
@@ -219,7 +219,7 @@ def _words(pid: int) -> str:
 
 def _plain(directory: Path, look: Look, before: Look | None) -> dict[str, Any]:
     stores = [
-        {key: value for key, value in store.items() if key != "sync_counts"}
+        {key: value for key, value in store.items() if key not in ("sync_counts", "waiting_longest")}
         | {f"{name}_per_second": look.rate(before, store["store"], name) for name in ("sends", "acks", "syncs")}
         | {"sync_p99_seconds": look.sync_p99(before, store["store"])}
         for store in look.stores

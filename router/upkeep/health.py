@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...adapters.core.store_types import StoreStats
 from ...policies.errors import StoreFailedError
-from .overview import oldest_ready
+from .overview import longest_waiting, oldest_ready
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
@@ -92,7 +92,7 @@ def _health(
         if state == "ok" and os.statvfs(path).f_flag & os.ST_RDONLY:
             state, reason = "read-only", f"the file system of {path} is mounted read-only"
         free = shutil.disk_usage(path).free
-    oldest = oldest_ready(registry, stats.destinations) if stats is not None and state == "ok" else None
+    oldest = oldest_ready(longest_waiting(registry, stats)) if stats is not None and state == "ok" else None
     held, seconds = (stats.messages, stats.sync_seconds) if stats is not None else (0, 0.0)
     return StoreHealth(name, state, reason, held, oldest, seconds, free)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters.core.store_types import Counts, StoreStats, SubscriptionKey
+from ...policies.errors import UnknownSubscriptionError
 from ...policies.names.destination import Destination, Kind
 from ..api.dead_letter import dead_letter_of, dead_letter_queue
 from ..api.queue import Queue
@@ -15,7 +19,9 @@ if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
 
 AGED_MAX: Final = 200
-"""Queues of a store that are asked how old their first message is: those with most messages."""
+"""Queues and subscriptions of a store that are asked how old their first message is: those with most messages."""
+LONGEST_MAX: Final = 50
+"""Those of a store that are named: whose first message has waited longest."""
 LETTERS_MAX: Final = 50
 """Dead-letter queues of a store that are named: those with most letters."""
 
@@ -50,6 +56,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
     dead = _dead_letter_queues(registry)
     for name, stats in stores.items():
         there = {d: n for d, n in stats.destinations.items() if d.kind is not Kind.MAP}
+        waiting = longest_waiting(registry, stats)
         of_dead = Counter({destination: n for destination, n in there.items() if n and destination in dead})
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
@@ -57,16 +64,40 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
             "sync_seconds": stats.sync_seconds, "sync_counts": list(stats.sync_durations.counts),
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed,
             "dead": sum(of_dead.values()),
-            "oldest_ready_seconds": oldest_ready(registry, there), "waiting": stats.waiting, "failed": stats.failed,
+            "oldest_ready_seconds": oldest_ready(waiting), "waiting": stats.waiting, "failed": stats.failed,
+            "waiting_longest": [(str(one[0]), *one[1:]) for one in waiting if one[0] not in dead][:LONGEST_MAX],
             "dead_letter_queues": {str(one): n for one, n in of_dead.most_common(LETTERS_MAX)},
         }  # fmt: skip
 
 
-def oldest_ready(registry: StoreRegistry, destinations: Mapping[Destination, int]) -> float | None:
+Waiting = tuple[Destination, SubscriptionKey | None, float | None, int]
+"""A queue, or a topic with one of its subscriptions; since when (monotonic) the message has waited that is received
+there next, if there is one; and how many messages it holds."""
+
+
+def longest_waiting(registry: StoreRegistry, stats: StoreStats) -> Sequence[Waiting]:
+    """Return the queues and subscriptions of a store that hold messages, of many the fullest, in the order of
+    `by_waiting`."""
+    held: Counter[tuple[Destination, SubscriptionKey | None]] = Counter()
+    held.update({(one, None): n for one, n in stats.destinations.items() if n and one.kind is Kind.QUEUE})
+    held.update({(one.topic, one.key): n for one, n in stats.subscriptions.items() if n})
+    return sorted(((*one, _since(registry, *one), n) for one, n in held.most_common(AGED_MAX)), key=by_waiting)
+
+
+def by_waiting(one: Sequence[Any]) -> tuple[float, int]:
+    """Return the key that sorts Waiting: those that have waited longest first, and behind them those that have nothing
+    ready, the fullest first."""
+    return (math.inf if one[2] is None else one[2]), -one[3]
+
+
+def _since(registry: StoreRegistry, destination: Destination, key: SubscriptionKey | None) -> float | None:
+    with suppress(UnknownSubscriptionError):  # it has ended meanwhile
+        counts: Counts = registry.for_held(destination, lambda store: store.counts(destination, key), Counts(0, 0))
+        if counts.oldest_ready_seconds is not None:
+            return time.monotonic() - counts.oldest_ready_seconds
+    return None
+
+
+def oldest_ready(waiting: Sequence[Waiting]) -> float | None:
     """Return the age of the oldest message that is received next; None if none is."""
-    busiest = sorted((d for d, n in destinations.items() if n), key=destinations.__getitem__, reverse=True)[:AGED_MAX]
-    ages = [
-        registry.for_held(one, lambda store, of=one: store.counts(of), Counts(0, 0)).oldest_ready_seconds  # type: ignore[misc]
-        for one in busiest
-    ]
-    return max((age for age in ages if age is not None), default=None)
+    return None if not waiting or waiting[0][2] is None else max(0.0, time.monotonic() - waiting[0][2])

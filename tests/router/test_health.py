@@ -36,6 +36,17 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["health", *arguments])
 
 
+def test_values_of_maps_do_not_wait(tmp_path: Path) -> None:
+    with anabranch.open(config(tmp_path / "data")) as router:
+        for name in ("a.states", "b.states", "m.states"):
+            router.map(name).put("key", b"1")
+        router.queue("a.q").send(b"1")
+        topic = router.topic("b.prices")
+        topic.subscribe("audit")
+        topic.send(b"1")
+        assert [one.oldest_ready_seconds is None for one in router.health().stores] == [False, False, True]
+
+
 def test_all_is_well_until_a_store_is_not(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path / "data")) as router:
         for name in ("a.x", "b.x", "m.x"):

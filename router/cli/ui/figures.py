@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Generic
 
@@ -20,6 +19,7 @@ from ...api.queue import Queue
 from ...router import Router, inspection_of
 from ...upkeep.batches import give_back, received
 from ...upkeep.explanation_text import SEGMENT_HEADS, other_text, segment_rows, summary
+from ...upkeep.overview import by_waiting
 from ..operating import health_shown
 from ..queues import HEADS, require_lasting_sources, row_of, shown
 from ..showing import hint, plain_value, printable, text_of
@@ -36,7 +36,7 @@ CHECKED: Final = 5.0
 STALE: Final = 30.0
 """Seconds after which rates since a look say nothing of now."""
 DESTINATIONS: Final = 50
-"""Queues and subscriptions that are shown: those that hold most."""
+"""Queues and subscriptions that are shown: those whose first message has waited longest."""
 LETTERS: Final = 50
 """Dead letters of a queue that are shown, and can be put back or discarded one by one: the first."""
 LETTERS_BYTES: Final = 64 << 20
@@ -97,7 +97,7 @@ class Figures:
         return {
             "owner_pid": look.owner_pid,
             "stores": _stores(look, before, stats.stores),
-            "destinations": self._destinations(stats.stores.values()),
+            "destinations": self._destinations(look) | {"total": sum(map(_holding, stats.stores.values()))},
             "letters": _table(
                 ("dead-letter queue", "letters"), 1,
                 [(printable(name), f"{count:,}") for name, count in letters],
@@ -109,15 +109,13 @@ class Figures:
             ],
         }  # fmt: skip
 
-    def _destinations(self, stores: Iterable[StoreStats]) -> Table:
-        """Return the queues and subscriptions that hold most."""
-        held: Counter[tuple[Destination, SubscriptionKey | None]] = Counter()
-        for store in stores:
-            held.update({(one, None): n for one, n in store.destinations.items() if n and one.kind is Kind.QUEUE})
-            held.update({(one.topic, one.key): n for one, n in store.subscriptions.items() if n})
+    def _destinations(self, look: Look) -> Table:
+        """Return the queues and subscriptions that wait longest: those that do in each store, merged."""
+        each = sorted((one for store in look.stores for one in store["waiting_longest"]), key=by_waiting)
         topics: dict[Destination, Mapping[SubscriptionKey, Consumer[Any]]] = {}
         rows = []
-        for (destination, key), _ in held.most_common(DESTINATIONS):
+        for name, pair, _, _ in each[:DESTINATIONS]:
+            destination, key = Destination.restored(name), None if pair is None else tuple(pair)
             consumer: Consumer[Any] | None = None
             if key is None:
                 consumer = self._router.queue(destination)
@@ -128,8 +126,7 @@ class Figures:
                 consumer = topics[destination].get(key)
             if consumer is not None:  # else it has ended meanwhile
                 rows.append(_without_dead(shown(row_of(self._router, consumer, 0))))
-        found = _table(_without_dead(HEADS), 1, rows)
-        return found | {"total": len(held)}
+        return _table(_without_dead(HEADS), 1, rows)
 
     def _checked(self) -> dict[str, Any]:
         found = self._router.health()
@@ -226,6 +223,12 @@ def _stores(look: Look, before: Look | None, stats: Mapping[str, StoreStats]) ->
     disk = [stats.get(store["store"]) for store in look.stores]
     cells = [("-", "-") if one is None else (human_bytes(one.live_bytes), human_bytes(one.held_bytes)) for one in disk]
     return _table((*heads, "disk live", "disk held"), 2, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
+
+
+def _holding(stats: StoreStats) -> int:
+    """Return how many queues and subscriptions of a store hold messages."""
+    queues = sum(n > 0 and one.kind is Kind.QUEUE for one, n in stats.destinations.items())
+    return queues + sum(n > 0 for n in stats.subscriptions.values())
 
 
 def _without_dead(row: Sequence[str]) -> Sequence[str]:
