@@ -82,7 +82,7 @@ class CorruptionError(AnabranchError):
     def _say(self, reason: str | None = None, step: str | None = None) -> None:
         """Let the message say more than who found the damage could know."""
         self.reason, self.step = reason or self.reason, step or self.step
-        self.args = (self._text(""),)
+        self.args: tuple[Any, ...] = (self._text(""),)
 
     def _name_held(self, held: Mapping[str, int | None], where: str) -> None:
         """Let the message name the destinations, and how many messages of theirs lie in `where`."""

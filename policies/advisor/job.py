@@ -39,7 +39,7 @@ from .statistics.destination_usage import destination_usage
 from .trace.events import NodeLog
 from .trace.table import Finding
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _Finalist = tuple[Partition, Retention]
 _SHARED = ("shared",)

@@ -50,7 +50,7 @@ from .yaml_lines import Path as Place
 class Model(BaseModel):
     """A frozen model that refuses unknown keys, and whose constructor raises ConfigError with all that is wrong."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     def __init__(self, /, **values: Any) -> None:
         try:

@@ -18,7 +18,7 @@ from ..trace.events import NodeLog
 NAMES_MAX: Final = 6
 URL_VARIABLE: Final = "ANABRANCH_SHARED_URL"
 """The variable of the environment that has the database's URL, where no store in force is shared."""
-SHARED_STORE: Final = {"sql": {"url_env": URL_VARIABLE, "shared": True}}
+SHARED_STORE: Final[dict[str, dict[str, Any]]] = {"sql": {"url_env": URL_VARIABLE, "shared": True}}
 """The kind and the options of a new store that nodes share."""
 
 

@@ -135,16 +135,17 @@ class LocalEngine(Engine):
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
-        self.destinations = operations.destinations
-        self.totals = operations.totals
-        self.transactions = operations.transactions
-        self.findings = operations.findings
-        self.use = operations.use
-        self.sizes = operations.sizes
-        self.count = len(operations)
-        self.begin, self.finish = float(operations.time[0]), float(operations.time[-1])
+        self.destinations: tuple[str, ...] = operations.destinations
+        self.totals: tuple[DestinationTotals, ...] = operations.totals
+        self.transactions: tuple[TransactionSet, ...] = operations.transactions
+        self.findings: tuple[Finding, ...] = operations.findings
+        self.use: NodeUse | None = operations.use
+        self.sizes: OperationSizes = operations.sizes
+        self.count: int = len(operations)
+        self.begin: float = float(operations.time[0])
+        self.finish: float = float(operations.time[-1])
         at = int(operations.size.argmax())
-        self.largest = int(operations.size[at]), int(operations.seq[at])
+        self.largest: tuple[int, int] = int(operations.size[at]), int(operations.seq[at])
 
     def summary(self, segment_bytes: int) -> Summary:
         return summarise(self._operations, segment_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ...text import count_of
 from . import svg
@@ -18,8 +18,8 @@ class Scale:
 
     def __init__(self, parameters: Mapping[str, Any], cost: float) -> None:
         """Take the scale from parameters. `cost`: the recommended partitioning's, in GiB-hours."""
-        self.timeless = parameters["clock"] == "seq"
-        self.duration = float(parameters["duration_seconds"])
+        self.timeless: Final = parameters["clock"] == "seq"
+        self.duration: Final = float(parameters["duration_seconds"])
         self.best_cost = cost
         self._rate = float(parameters["operations_per_second"])
 

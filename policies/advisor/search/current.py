@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...config import Config, as_plain_data, load
 from ...config.durability import Sync
@@ -32,8 +32,9 @@ class CurrentConfig:
     def __init__(
         self, config: Config, data: Mapping[str, Any] | None = None, name: str = "the current configuration"
     ) -> None:
-        self.config, self.name = config, name
-        self.data = plain_data(config) if data is None else data
+        self.config = config
+        self.name = name
+        self.data: Final = plain_data(config) if data is None else data
         """As `as_plain_data` gives it."""
         self._routes = config.routes()
 

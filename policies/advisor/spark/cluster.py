@@ -18,7 +18,7 @@ from typing import Final
 
 from ...errors import ConfigError, SparkError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 5.0
 PATIENCE_S: Final = 8.0

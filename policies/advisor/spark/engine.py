@@ -22,10 +22,12 @@ from ..model.cost_model import Partition, Segments, TimedCourse, joined
 from ..model.engine import Engine
 from ..model.kernel import JournalRules, StoreCourse, store_journal
 from ..statistics.lives import NONE
-from ..statistics.operations import Operations
+from ..statistics.operations import DestinationTotals, Operations, TransactionSet
+from ..statistics.sizes import OperationSizes
 from ..statistics.summary import NO_ACK, Summary, assemble, bucket_length
 from ..trace.arrays import NEVER_POSITION, Floats, Ints
-from ..trace.nodes import count_nodes
+from ..trace.nodes import NodeUse, count_nodes
+from ..trace.table import Finding
 from . import workers
 from .trace import SparkTrace, aggregated
 
@@ -46,23 +48,25 @@ class SparkEngine(Engine):
 
     def __init__(self, trace: SparkTrace) -> None:
         self._trace = trace
-        self.destinations = trace.destinations
-        self.totals = trace.totals
-        self.transactions = trace.transactions
-        self.findings = trace.findings
-        self.use = trace.use
-        self.sizes = trace.sizes
-        self.count = trace.count
+        self.destinations: tuple[str, ...] = trace.destinations
+        self.totals: tuple[DestinationTotals, ...] = trace.totals
+        self.transactions: tuple[TransactionSet, ...] = trace.transactions
+        self.findings: tuple[Finding, ...] = trace.findings
+        self.use: NodeUse | None = trace.use
+        self.sizes: OperationSizes = trace.sizes
+        self.count: int = trace.count
         facts = trace.facts
         at = int(facts["largest"].to_numpy().argmax())
-        self.largest = int(facts["largest"].iloc[at]), int(facts["largest_at"].iloc[at]) + trace.first
+        self.largest: tuple[int, int] = int(facts["largest"].iloc[at]), int(facts["largest_at"].iloc[at]) + trace.first
         self._last = int(facts["last"].max())
         self._courses: dict[_Store, TimedCourse] = {}
         self._operations: Operations | None = None
         if trace.operations_per_second > 0:
-            self.begin, self.finish = (float(t) for t in self._times(np.array([0, self._last])))
+            begin, finish = self._times(np.array([0, self._last]))
         else:
-            self.begin, self.finish = float(facts["first_stamp"].iloc[0]), float(facts["highest_stamp"].max())
+            begin, finish = facts["first_stamp"].iloc[0], facts["highest_stamp"].max()
+        self.begin: float = float(begin)
+        self.finish: float = float(finish)
 
     # The summary ----------------------------------------------------------------------------------------------------
 

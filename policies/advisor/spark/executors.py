@@ -17,7 +17,7 @@ from .session import kinds_of_spark_errors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOST_MAX_S: Final = 60.0
 """So long a job waits for another executor when all that it had are lost."""

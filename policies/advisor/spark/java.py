@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ...errors import MissingExtraError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 JAVA_VERSION_MIN = 17
 _MODULE = "jdk.incubator.vector"
