@@ -15,12 +15,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FORCE_PURE: Final = "ANABRANCH_PURE"
 """An environment variable: set, and not to 0, all runs in Python even where it is compiled."""
@@ -84,7 +83,7 @@ PURE: Final[dict[str, Callable[..., Any]]] = {}
 """The loops in Python, by name."""
 
 
-def inner_loop(loop: Callable[P, R]) -> Callable[P, R]:
+def inner_loop(loop: Loop) -> Loop:
     """Return the compiled loop of this one's name; this one itself where nothing is compiled."""
     PURE[loop.__name__] = loop
     return loop if _compiled is None else getattr(_compiled, loop.__name__)

@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from .conditions import Promise, Thread
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 WORKERS: Final = 2
 LEADERS: Final = 8
@@ -348,7 +348,8 @@ class _Run:
     __slots__ = ("__self__", "begun")
 
     def __init__(self, method: weakref.WeakMethod[Job], begun: bool) -> None:
-        self.__self__, self.begun = method, begun
+        self.__self__: Final = method
+        self.begun: bool = begun
 
     def __call__(self) -> None:
         if not self.begun:  # else it was scheduled twice
@@ -371,7 +372,7 @@ class CoalescedJob:
     def __init__(self, method: Job, never: bool = False) -> None:
         """Make a job of a method; with `never` as if it were always scheduled already."""
         self._method = weakref.WeakMethod(method)
-        self.last = _Run(self._method, begun=not never)
+        self.last: _Run = _Run(self._method, begun=not never)
         """The last run. Where it has not begun there is no need to schedule another: for who asks often."""
 
     def schedule(self, delay: float) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures._base import FINISHED
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .acceleration import inner_loop
 
 T = TypeVar("T")
 
-RLock = inner_loop(threading.RLock)
+RLock: Final = inner_loop(threading.RLock)
 """A lock as that of `threading`. A thread that waits for the compiled one takes it only once it can run: else it would
 hold the lock while others run, each of which would soon wait for it in turn. One that finds it taken again twice is
 handed it."""

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ...policies.errors import ConfigError, PlacementError, StoreFailedError
 from .files import (
@@ -57,10 +57,11 @@ class StoreDirectory:
         on_lost: Callable[[StoreFailedError], None] | None = None,
     ) -> None:
         """`file_mode` is that of all files here, None the usual one. `on_lost` as of DirectoryLock."""
-        self.name, self.path = name, path
-        self.file_mode = file_mode or FILE_MODE
+        self.name = name
+        self.path = path
+        self.file_mode: Final = file_mode or FILE_MODE
         self._lock = DirectoryLock(path / "store.lock", f"store {name!r}", self.file_mode, on_lost)
-        self.require_lock = self._lock.require
+        self.require_lock: Final = self._lock.require
         """Raises StoreFailedError if the lock was lost: see DirectoryLock."""
 
     def create(self, fill: Fill = nothing) -> bytes:

@@ -36,7 +36,7 @@ from .background import shared
 from .conditions import unless_busy
 from .files import FILE_MODE, open_file
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 1.0
 """How often it is looked whether the locks' files are still there."""
@@ -49,7 +49,7 @@ _OWNER: Final = f"{_ROOT}.router.sharing.owner.process"
 _SERVES: Final = f"`{_ROOT} serve`"
 """What opens a directory for clients: the command, or the owner that one of them has started."""
 
-generation = 0
+generation: int = 0
 """Differs in a forked child from what it was in its parent (rule D4). Read it as locking.generation."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 What = TypeVar("What")
 
@@ -16,7 +16,7 @@ class Reservation(Generic[What]):
 
     def __init__(self, what: What, given_back: deque[What], taken: deque[What] | None = None) -> None:
         """Tell `taken` of what is to be given back, in the same step for Ctrl-C: it strikes after calls."""
-        self.what = what
+        self.what: Final = what
         self._given_back = given_back
         self._left = iter((what,))
         if taken is not None:

@@ -6,9 +6,7 @@ import signal
 from types import FrameType
 from typing import Final
 
-ENDING: Final = tuple(
-    number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal.Signals, name, None)) is not None
-)
+ENDING: Final = tuple(getattr(signal.Signals, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal.Signals, name))
 _WORDS: Final = {"SIGINT": "Interrupted.", "SIGTERM": "Terminated.", "SIGHUP": "Hung up."}
 
 
