@@ -47,7 +47,7 @@ from .segment_writer import SegmentWriter
 from .syncing import Syncer
 from .ticket import GROWS, SHRINKS, Encoder, LogOptions, Tail, Ticket, WriteBatch
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = f.BATCH_HEADER.size
 QUEUED_MAX: Final = 64 << 20
@@ -79,7 +79,10 @@ class Log:
 
     def __init__(self, name: str, log_id: bytes, files: SegmentFiles, options: LogOptions, encoder: Encoder) -> None:
         """`name` is what errors call it, such as "store 'a'"."""
-        self.name, self.log_id, self.files, self.options = name, log_id, files, options
+        self.name = name
+        self.log_id = log_id
+        self.files = files
+        self.options = options
         self.failed: BaseException | None = None
         """Why it has stopped for good, if it has (invariant 7)."""
         self._encoder = encoder

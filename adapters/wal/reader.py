@@ -52,8 +52,8 @@ class BatchReader:
     def __init__(self, segment: Segment, offset: int, lsn: int, limit: int | None = None) -> None:
         """Begin at `offset`, where a batch begins; it is read up to `limit`, or to the end of the file. Raises
         OSError."""
-        self.offset = offset
-        self.lsn = lsn
+        self.offset: int = offset
+        self.lsn: int = lsn
         """The last LSN before `offset`."""
         self._segment, self._seed = segment, segment.seed
         self._file = segment.reading()

@@ -19,7 +19,7 @@ from .log import Log
 from .segment import Segment
 from .ticket import Ticket
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -50,9 +50,10 @@ class RecordEncoder:
     ) -> None:
         """`deliver` takes each batch that counts, in order; `stopped` is called if the log fails. `snapshot_bytes`
         says how many a snapshot takes at most."""
-        self.deliver, self.stopped = deliver, stopped
+        self.deliver = deliver
+        self.stopped = stopped
         self._snapshot_bytes = snapshot_bytes
-        self.snapshot_at = (0, 0)
+        self.snapshot_at: tuple[int, int] = (0, 0)
 
     @property
     def spare_bytes(self) -> int:

@@ -30,27 +30,27 @@ class Segment:
     )  # fmt: skip
 
     def __init__(self, header: SegmentHeader, path: Path, file: File | None = None) -> None:
-        self.number = header.number
-        self.nonce = header.nonce
-        self.seed = header.seed
-        self.base_lsn = header.base_lsn
-        self.capacity = header.capacity
-        self.path = path
-        self.file = file
-        self.generation = header.counter if header.number >= COPIES else 0
+        self.number: Final = header.number
+        self.nonce: Final = header.nonce
+        self.seed: Final = header.seed
+        self.base_lsn: Final = header.base_lsn
+        self.capacity: Final = header.capacity
+        self.path: Path = path
+        self.file: File | None = file
+        self.generation: Final = header.counter if header.number >= COPIES else 0
         """How often what is in it was copied."""
-        self.counts = header.number < COPIES
+        self.counts: bool = header.number < COPIES
         """Its records count. For copies a record of the log says that, and so once that is applied."""
-        self.allocated = HEADER_BYTES
+        self.allocated: int = HEADER_BYTES
         self.end: int | None = None
         """The offset where the segment's records end; None while it is the one being written."""
-        self.last_lsn = header.base_lsn - 1
-        self.live = 0
+        self.last_lsn: int = header.base_lsn - 1
+        self.live: int = 0
         """Records in it that its owner needs."""
-        self.live_bytes = 0
+        self.live_bytes: int = 0
         self.dead: bytearray | None = None
         """A bit for each record, by LSN - base_lsn: set once it is needed no more. None: that is so of none of them."""
-        self.changed = True
+        self.changed: bool = True
         """Its owner has not yet kept the last change of live or dead."""
 
     @property
@@ -120,10 +120,10 @@ class SegmentTable:
     __slots__ = ("_bases", "_found", "all", "copies", "segments")
 
     def __init__(self, segments: Iterable[Segment], copies: Iterable[Segment] = ()) -> None:
-        self.segments = tuple(segments)
-        self.copies = tuple(copies)
+        self.segments: Final = tuple(segments)
+        self.copies: Final = tuple(copies)
         """In order of their LSNs, too."""
-        self.all = (*self.segments, *self.copies)
+        self.all: Final = (*self.segments, *self.copies)
         """In order of their LSNs: those of copies lie behind all others."""
         self._found = (None, *self.segments, None, *self.copies)
         """Segments found from each of `_bases` on: between the log and the first copies nothing."""

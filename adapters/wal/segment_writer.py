@@ -23,7 +23,7 @@ from .segment import Segment, SegmentTable
 from .syncing import Syncer
 from .ticket import GROWS, OWED, SHRINKS, Encoder, LogOptions, Tail
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 GRANT_MIN: Final = 8 * 1024
 GRANT_MAX: Final = 256 * 1024
@@ -54,16 +54,16 @@ class SegmentWriter:
         drain: Callable[[], None],
     ) -> None:
         """`drain` has all that is queued written, or synced if that is due. Raises StoreFailedError."""
-        self.table = SegmentTable(())
+        self.table: SegmentTable = SegmentTable(())
         self.tail: Tail
         """The place where the next batch goes; there is none before `start`."""
-        self.last_number = 0
+        self.last_number: int = 0
         """The highest segment number ever seen (rule I1)."""
-        self.limit = 0
+        self.limit: int = 0
         """Up to this offset of the tail's segment anything may be written: there is room, and the reserve is whole."""
-        self.promised = 0
+        self.promised: int = 0
         """Bytes that the reserve keeps for what was promised."""
-        self.must_roll = False
+        self.must_roll: bool = False
         """Nothing more may be written to the tail's segment: the header of the next one may be seen already."""
         self._name, self._log_id = name, log_id
         self._files, self._options, self._encoder = files, options, encoder
@@ -72,7 +72,7 @@ class SegmentWriter:
         self._watermark = WatermarkFile(files.directory, log_id, files.count_sync, files.file_mode)
         self._table_lock = threading.Lock()
         self._prepare_lock = threading.Lock()
-        self.prepared_ahead = False
+        self.prepared_ahead: bool = False
         """The file for the next segment is there, or being made, or cannot be."""
         self._sealed_bytes = 0
         self._stopped = True

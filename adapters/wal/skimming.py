@@ -22,7 +22,7 @@ class Skimmer:
 
     def __init__(self, segment: Segment, kind: int, is_dead: Callable[[int], bool]) -> None:
         """Skim the records of this kind whose LSN is not dead. Raises OSError."""
-        self.offset = f.HEADER_BYTES
+        self.offset: int = f.HEADER_BYTES
         self._segment, self._kind, self._is_dead = segment, kind, is_dead
         self._file = segment.reading()
         self._end = segment.end if segment.end is not None else os.fstat(self._file.fd).st_size

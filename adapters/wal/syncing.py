@@ -30,7 +30,7 @@ class Syncer:
     def __init__(self, appender: Appender) -> None:
         self.dirty_since: float | None = None
         """When (monotonic) the first byte was queued since the last sync was begun; None if none was."""
-        self.count = 0
+        self.count: int = 0
         """How often the log has waited for the disk, beside the appender."""
         self.sealed: list[File | None] = []
         """Files of earlier segments that wait for their sync. None: they were let go of, and are never synced."""

@@ -53,15 +53,15 @@ class Ticket:
     )  # fmt: skip
 
     def __init__(self, content: Any, size: int, sync: bool = False, unsynced: bool = False) -> None:
-        self.content = content
+        self.content: Any = content
         """The encoder's alone; () in one that only waits for those before it."""
-        self.size = size
+        self.size: int = size
         """At most so many bytes its records take."""
-        self.sync = sync
+        self.sync: bool = sync
         """True if the ticket counts only once it is synced, whatever the policy."""
-        self.unsynced = unsynced
+        self.unsynced: bool = unsynced
         """Need not be synced even under `always`: what it says is known elsewhere, and would be written again."""
-        self.done = False
+        self.done: bool = False
         self.error: BaseException | None = None
         self.outcomes: list[Any] = _NONE
         """Set by the encoder."""
@@ -70,7 +70,7 @@ class Ticket:
         """Resolved once it is done, with what the function makes of the ticket."""
         self.held: Any = None
         """Something of the owner's that is let go of once it is done."""
-        self.promise = 0
+        self.promise: int = 0
         """Bytes that are kept free for what must follow it, until the owner says otherwise (Encoder.promised)."""
         self.batch: WriteBatch | None = None
         """What it has become, once it is queued and until it is done."""
@@ -126,25 +126,25 @@ class WriteBatch:
     )  # fmt: skip
 
     def __init__(self, start: Tail, tail: Tail, ticket: Any, data: bytes) -> None:
-        self.segment = start.segment
-        self.offset = start.offset
-        self.tail = tail
+        self.segment: Final = start.segment
+        self.offset: Final = start.offset
+        self.tail: Tail = tail
         """The end of the log once it is written."""
-        self.ticket = ticket
+        self.ticket: Any = ticket
         """Whose bytes it holds; None: it is a mark."""
-        self.data = data
+        self.data: bytes = data
         """Empty if there is nothing to write."""
         self.sync: bool = ticket is None or ticket.sync
         self.unsynced: bool = ticket is not None and ticket.unsynced
         self.next: WriteBatch | None = None
         """The batch behind it. It is set once, in one step: by it that one is in the log."""
-        self.delivered = False
+        self.delivered: bool = False
         """Its owner has been told of it, and its ticket; or it is lost."""
-        self.number = 0
+        self.number: int = 0
         """One more than that of the batch before it."""
-        self.filled = 0
+        self.filled: int = 0
         """The number of the last one up to it that has bytes."""
-        self.sync_number = 0
+        self.sync_number: int = 0
         """It is not delivered before all up to this one is on disk."""
 
 

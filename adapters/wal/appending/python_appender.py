@@ -24,12 +24,15 @@ class PythonAppender:
     """Writes batches to a file, in order, and syncs it. Threads: all; one at a time puts."""
 
     def __init__(self) -> None:
-        self.attempted = self.written = self.durable = 0
-        """Numbers of batches: all that may be in the file by now; that is there; that is on disk, of the files since
-        `restart`."""
-        self.durable_lsn = 0
+        self.attempted: int = 0
+        """The number of the last batch that may be in the file by now, of the files since `restart`."""
+        self.written: int = 0
+        """The number of the last batch that is there."""
+        self.durable: int = 0
+        """The number of the last batch that is on disk."""
+        self.durable_lsn: int = 0
         """The last LSN of that one."""
-        self.syncs = 0
+        self.syncs: int = 0
         """How often it has waited for the disk."""
         self._took = DurationCounter()
         """How long that takes."""

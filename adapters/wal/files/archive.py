@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...system.files import FILE_MODE, make_directory, open_file, open_to_read, sync_directory, sync_file
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,9 @@ class CopiesWriter:
         self._file = File(self._unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC, files.file_mode)
         self._batch: list[bytes] = []
         self._batch_at, self._batch_lsn = f.HEADER_BYTES, self._base_lsn
-        self.end = f.HEADER_BYTES + f.BATCH_HEADER.size
+        self.end: int = f.HEADER_BYTES + f.BATCH_HEADER.size
         """The offset where the next record goes."""
-        self.count = 0
+        self.count: int = 0
         """Records in it."""
 
     def takes(self, size: int) -> bool:

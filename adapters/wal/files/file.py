@@ -24,7 +24,7 @@ class File:
 
     def __init__(self, path: Path, flags: int, file_mode: int = FILE_MODE) -> None:
         self._close = os.close  # os may be gone when the interpreter goes
-        self.fd = open_file(path, flags, file_mode)
+        self.fd: Final = open_file(path, flags, file_mode)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

@@ -29,7 +29,7 @@ from .file import FILL_MAX, FILL_MIN, File
 from .reserve import SPARE_SUFFIX, Reserve
 from .watermark import Watermark, WatermarkFile
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SEGMENT_SUFFIX: Final = ".seg"
 POOL_SUFFIX: Final = ".free"
@@ -60,7 +60,7 @@ class SegmentFiles:
         self.file_mode = file_mode
         self.pool: list[tuple[Path, int]] = []
         """Files to use again and their sizes."""
-        self.reserve = Reserve(directory, file_mode)
+        self.reserve: Final = Reserve(directory, file_mode)
         self._short: list[Path] = []
         """Files called as those of the pool are, and too short for it."""
         self.count_sync = count_sync

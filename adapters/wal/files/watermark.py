@@ -23,7 +23,7 @@ from ...system.files import FILE_MODE, sync_data, sync_directory, write_all
 from ..format import VERSION
 from .file import File
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 NAME: Final = "watermark"
 MAGIC: Final = b"ANBRMARK"

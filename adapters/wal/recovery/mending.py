@@ -38,7 +38,7 @@ from .crc import nonce_for, start_of
 from .stretch import Loss, Stretch
 from .survey import Kept, Needed
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 HEADER: Final = "the file's header; it was made anew"
 MISSING: Final = "the segment is missing, or nothing in it reads back; nobody knows what came after these records"

@@ -18,7 +18,7 @@ from ..files.watermark import Watermark, WatermarkFile
 from ..reader import BatchReader, Record, read_at, records_of
 from ..segment import Segment, SegmentTable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Kept(NamedTuple):
