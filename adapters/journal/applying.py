@@ -31,7 +31,7 @@ from .index.rows import short_lived
 from .recovery.replay import Replay
 from .snapshot import Start
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 COUNTED_MAX: Final = 500
 """Rows of messages that were given back which are in the index's margin."""
@@ -76,7 +76,7 @@ class Applier:
         self._checkpoint_in_time = CoalescedJob(self._background_checkpoint)
         self._checkpoint_soon = CoalescedJob(self._background_checkpoint)
         self._full_until = 0.0
-        self.needs_snapshot = False
+        self.needs_snapshot: bool = False
         """The next snapshot is taken even if it frees nothing."""
         self._measured: SegmentTable | None = None
         self._dead_bytes = 0

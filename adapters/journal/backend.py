@@ -19,6 +19,7 @@ from ...policies.config import JournalOptions
 from ...policies.config.durability import OnCorruption
 from ...policies.errors import CorruptionError, StoreFailedError
 from ..core.backend import Backend, BackendStats, Found, Host, Settings, Writer
+from ..core.backend.contract import Lose
 from ..core.messages import shown_id
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
@@ -52,7 +53,7 @@ from .recovery.lost_messages import LostMessages
 from .recovery.opening import bring_up, log_recovered
 from .writing import JournalEncoder, JournalWriter
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class JournalBackend(Backend):
@@ -68,14 +69,15 @@ class JournalBackend(Backend):
     def __init__(
         self, name: str, directory: Path, options: JournalOptions, index_directory: Path | None = None
     ) -> None:
-        self.name, self.options = name, options
+        self.name = name
+        self.options = options
         room = options.segment_size - w.HEADER_BYTES
-        self.settings = Settings.of(
+        self.settings: Settings = Settings.of(
             options, max_bytes=options.max_bytes, ticket_bytes_max=min(options.batch_bytes_max, room), promise_max=room
         )
         self._directory = StoreDirectory(name, directory, index_directory, options.file_mode, self._lose)
         if options.on_corruption is OnCorruption.SALVAGE:
-            self.lose = self._lose_message
+            self.lose: Lose | None = self._lose_message
         self._lost: LostMessages
         self._report: salvage.LossReport | None = None
         """The report of what is lost, until it is complete."""

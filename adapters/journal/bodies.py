@@ -23,7 +23,7 @@ from ..wal.log import Log
 from ..wal.segment import Segment
 from .encoding import SEND, SEND_OVERHEAD
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SPAN_BYTES: Final = 1 << 20
 """Messages that lie so close together are read with one call."""

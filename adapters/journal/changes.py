@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from ..core.operations.changes import Change
 from ..core.operations.plan import Plan
@@ -37,7 +37,8 @@ class Compacted(Change):
     __slots__ = ("copies", "messages")
 
     def __init__(self, copies: Segment, messages: Sequence[Copied]) -> None:
-        self.copies, self.messages = copies, messages
+        self.copies: Final = copies
+        self.messages: Sequence[Copied] = messages
 
     def apply(self, table: Table) -> None:
         cast(TakesCopies, table).take_copies(self.copies, self.messages)
@@ -51,8 +52,8 @@ class WriteSnapshot(Change):
     leaves = OWED
 
     def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-        self.size = len(payload)
+        self.payload: bytes = payload
+        self.size: int = len(payload)
 
     def plan(self, plan: Plan) -> None:
         plan.changes.append(self)

@@ -41,7 +41,7 @@ from .changes import Compacted, Copied
 from .encoding import SEND, SEND_START
 from .index.index import Index
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SLICE: Final = 0.0001
 PAUSE: Final = 0.001
@@ -81,7 +81,7 @@ class Compactor:
         self._unreadable: set[int] = set()
         self._pause_at = 0.0
         self._slice, self._rest = SLICE, PAUSE
-        self.compactions = 0
+        self.compactions: int = 0
         """How many files of copies count since it was made."""
 
     # When

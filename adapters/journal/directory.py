@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from ...policies.errors import StoreFailedError
 from ..system import directory
@@ -34,7 +35,7 @@ class StoreDirectory(directory.StoreDirectory):
         on_lost: Callable[[StoreFailedError], None] | None = None,
     ) -> None:
         super().__init__(name, path, file_mode, on_lost)
-        self.journal = path / "journal"
+        self.journal: Final = path / "journal"
         self._index_directory = index_directory
 
     @property

@@ -56,9 +56,10 @@ class JournalEncoder:
     __slots__ = ("__dict__", "_host", "promised", "sequencer")
 
     def __init__(self, host: Host) -> None:
-        self._host, self.sequencer = host, host.sequencer
-        self.snapshot_at = (0, 0)
-        self.promised = 0
+        self._host = host
+        self.sequencer: Final = host.sequencer
+        self.snapshot_at: tuple[int, int] = (0, 0)
+        self.promised: int = 0
         """Bytes that the outcomes of prepared branches take; after Ctrl-C it may say too much until nothing is
         prepared."""
         self.encode: Callable[[Tail, Ticket | None, int], JournalBatch] = partial(encode_ticket, self.sequencer)

@@ -20,6 +20,9 @@ from .host import Host, Writes
 from .settings import Settings
 from .writers import Threaded, Writer
 
+Lose = Callable[[DestinationState, Place, CorruptionError, str | None], None]
+"""Writes down that a message is lost (`Backend.lose`)."""
+
 
 @dataclass(slots=True)
 class Found:
@@ -146,7 +149,7 @@ class Backend(Rows, Writing, Upkeep, Protocol):
     takes_many: bool = False
     """True: messages that are sent together to a queue and are bodies alone come as one SendMany (changes.py), in a
     store that has no priorities."""
-    lose: Callable[[DestinationState, Place, CorruptionError, str | None], None] | None = None
+    lose: Lose | None = None
     """Writes down, durably, that a message whose bytes are damaged is lost; an ack follows. None: the store does not go
     on without it. Given the message's id, if it is known. From any thread, without the lock. Raises AnabranchError."""
     guard: Callable[[], None] | None = None

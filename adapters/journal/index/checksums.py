@@ -34,7 +34,7 @@ from ...system.files import FILE_MODE, extend, is_out_of_files, read_file, sync_
 from ...wal.files.file import File
 from . import lmdb_format as lm
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 MAGIC: Final = b"ABsums\x00\x01"
 HEADER = struct.Struct("=8sQII")
@@ -69,7 +69,7 @@ class PageChecksums:
     """The checksums of one index file. Every method is called under the store's index lock."""
 
     def __init__(self, index: Path, file_mode: int = FILE_MODE) -> None:
-        self.path = path_of(index)
+        self.path: Final = path_of(index)
         self._index, self._file_mode = index, file_mode
         self._commit = -1
         """The commit that `_sums` are of; -1 if of none."""

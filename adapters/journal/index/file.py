@@ -52,7 +52,8 @@ class IndexFile:
     """The file of one index. The constructor touches nothing."""
 
     def __init__(self, path: Path, file_mode: int = FILE_MODE) -> None:
-        self.path, self._file_mode = path, file_mode
+        self._file_mode = file_mode
+        self.path = path
         self.env: Any = None
         self.txn: Any = None
         """All that was written since the last commit; None while the file is not open."""

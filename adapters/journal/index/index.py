@@ -49,7 +49,7 @@ from .rows import TABLES, Ask, MessageRows, at_once
 from .states import IndexedSubscription, indexed
 from .transaction_rows import TransactionRows
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 VERSION: Final = 6
 HELD_MAX: Final = 200_000
@@ -94,17 +94,17 @@ class Index:
         file_mode: int = FILE_MODE,
     ) -> None:
         """`priorities` is the store's option; None: what the file was made for, for who does not know the options."""
-        self.file = IndexFile(path, file_mode)
-        self.priorities = bool(priorities)
+        self.file: IndexFile = IndexFile(path, file_mode)
+        self.priorities: bool = bool(priorities)
         self._takes_priorities = priorities is None
         self._store_id = store_id
         self._catalog = catalog
         self._duplicate_limit = duplicate_limit
         self._txn: Any = None
-        self.table = SegmentTable(())
+        self.table: SegmentTable = SegmentTable(())
         """The segments in which is written what is applied."""
         self.checkpointed: Checkpoint | None = None
-        self.is_undone = False
+        self.is_undone: bool = False
         """The file's last checkpoint had no checksums yet when the process was killed: it is the one before."""
         self.states: dict[int, DestinationState] = {}
         """By number: those that are there, and those that were at the last checkpoint."""
@@ -114,12 +114,12 @@ class Index:
         """Destinations of `states` that are no more."""
         self._ended: dict[SubscriptionState, None] = {}
         """Subscriptions of `subscriptions` that are no more."""
-        self.last_number = 0
+        self.last_number: int = 0
         """The highest that a destination or a subscription had, as far as is applied."""
-        self.rows = MessageRows(
+        self.rows: MessageRows = MessageRows(
             self.priorities, self.states, catalog, self.remember, self.remember_id, self._remove_live
         )
-        self.transactions = TransactionRows(self._remove_prepared)
+        self.transactions: TransactionRows = TransactionRows(self._remove_prepared)
         self._duplicates = 0
         """Ids of the duplicate window that have rows."""
         self._ids: Counter[int] = Counter()
@@ -128,11 +128,11 @@ class Index:
         """By seq: ids that get their rows with the next checkpoint. Most of many are gone by then."""
         self.find_copies: Callable[[int, int, int, int], Segment]
         """A function as Numbers' (encoding.py), of what is being replayed."""
-        self.operations = 0
+        self.operations: int = 0
         """Applied since the last checkpoint."""
-        self.emptied = False
+        self.emptied: bool = False
         """A sealed segment has lost its last live message: there is something to reclaim."""
-        self.until_look = 0
+        self.until_look: int = 0
         """Once so many bytes more have died in sealed segments it is time to look what pays to be compacted."""
 
     # Opening

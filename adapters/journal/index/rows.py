@@ -131,16 +131,17 @@ class MessageRows:
     ) -> None:
         """Take a catalog, which counts what there is. `remember` keeps the ids of new messages, `remember_id`
         that of a mark; `remove_live` takes note that a record (LSN, length, of what) is needed no more."""
-        self.priorities, self._states, self._catalog = priorities, states, catalog
+        self._states, self._catalog = states, catalog
+        self.priorities = priorities
         self._remember, self._remember_id, self._remove_live = remember, remember_id, remove_live
         self._txn: Any = None
         self.changed: dict[DestinationState, None] = {}
         """Destinations whose rows in the index say something else by now."""
         self.changed_subscriptions: dict[SubscriptionState, None] = {}
         """Subscriptions whose rows in the index say something else by now."""
-        self.counted = 0
+        self.counted: int = 0
         """Rows in `deliveries`: nothing is looked up there while there are none."""
-        self.waits = 0
+        self.waits: int = 0
         """Rows in `waits`: nothing is looked up there while there are none."""
         self.before: PendingBefore | None = None
         """While a snapshot is being taken."""

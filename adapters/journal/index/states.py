@@ -3,6 +3,8 @@ store's lock, and is as of what is applied."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...core.state.leases import DestinationState, SubscriptionState
 
 
@@ -12,17 +14,17 @@ class IndexedDestination:
     __slots__ = ("leaving", "mask", "named", "newest", "subscriptions", "taken")
 
     def __init__(self) -> None:
-        self.named = True
+        self.named: bool = True
         """True if the destination is there: the index has a row for it, or is to write one."""
-        self.leaving = False
+        self.leaving: bool = False
         """True if the destination was removed, and messages of it are still to go; the index has a row for it."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """Subscriptions of a topic, by number; also those that have ended and for which messages are still to go."""
-        self.mask = 0
+        self.mask: int = 0
         """The bits of those that have not ended."""
-        self.taken = 0
+        self.taken: int = 0
         """The bits of all of them."""
-        self.newest = 0
+        self.newest: int = 0
         """The latest start of any of them."""
 
     def reset(self) -> None:
@@ -66,9 +68,9 @@ class IndexedSubscription:
     __slots__ = ("bit", "ended")
 
     def __init__(self, bit: int, ended: bool = False) -> None:
-        self.bit = bit
+        self.bit: Final = bit
         """Set in the row of a message that it has yet to ack."""
-        self.ended = ended
+        self.ended: bool = ended
         """Messages are still to go that are for it alone."""
 
 

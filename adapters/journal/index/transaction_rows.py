@@ -24,12 +24,12 @@ class TransactionRows:
         """`remove_live` as of MessageRows."""
         self._remove_live = remove_live
         self._txn: Any = None
-        self.count = 0
+        self.count: int = 0
         """Prepared, or committed and not forgotten."""
         self._committed = 0
 
     def open(self, env: Any) -> None:
-        self.db = env.open_db(b"transactions")
+        self.db: Any = env.open_db(b"transactions")
 
     def lend(self, txn: Any) -> None:
         """Use this transaction from now on."""

@@ -23,7 +23,7 @@ from ...system.files import make_directory, open_to_read, replace_file
 from ...wal import format as w
 from .salvage import LossReport, LostMessage, LostRecords, write_report
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 MESSAGES_MAX: Final = 1000
 """In one report, which is written anew with each."""

@@ -30,7 +30,7 @@ from ..index.checksums import IndexBrokenError
 from ..index.index import Checkpoint, Index
 from .replay import Replay
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

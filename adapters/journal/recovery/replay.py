@@ -76,14 +76,14 @@ class Replay:
         self._index, self._table, self._open_copies = index, table, open_copies
         index.table = table
         index.find_copies = self._find_copies
-        self.seq = 0
+        self.seq: int = 0
         """The highest that was met."""
         self._met = _Seqs()
         """Seqs of all messages whose records were read."""
         self._sent = 0
         """The seq of the message before: one that is not above it may be there already."""
         self._after: Callable[[Tail], None] = lambda position: None
-        self.is_mended = False
+        self.is_mended: bool = False
         """There was a record in the place of which there is none any more: it may have declared a destination."""
         self._counted: set[int] = set()
         """Files of copies that count from the beginning, in a journal that was mended."""

@@ -54,7 +54,7 @@ from ..encoding import (
 from ..index.checksums import IndexBrokenError
 from ..index.index import Index, is_of_index
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 UNFINISHED: Final = ".unfinished"
 _KINDS: Final = {
