@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from ...policies.config.options import MemoryOptions
 from ...policies.errors import StoreFailedError
@@ -29,10 +30,10 @@ class MemoryBackend(MemoryRows, WrittenBackend):
 
     def __init__(self, name: str, directory: Path, options: MemoryOptions, index_directory: Path | None = None) -> None:
         self._name, self._options = name, options
-        self.directory = StoreDirectory(name, directory, options.file_mode, self._lost)
+        self.directory: Final = StoreDirectory(name, directory, options.file_mode, self._lost)
         self._last_seq = self._applied = 0
         super().__init__(name, directory, options, options.priorities, Catalog(), threading.RLock())
-        self.settings = Settings.of(
+        self.settings: Settings = Settings.of(
             options, max_bytes=options.max_stored_bytes, max_bytes_option="max_stored_bytes",
             ticket_bytes_max=self._memory.chunk_bytes,
         )  # fmt: skip
