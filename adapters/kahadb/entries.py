@@ -10,7 +10,7 @@ import enum
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .commands import (
     AddMessage,
@@ -99,20 +99,21 @@ class Transaction:
     )
 
     def __init__(self, transaction_id: TransactionId, first: tuple[int, int], previous: Transaction | None) -> None:
-        self.id = transaction_id
-        self.outcome = Outcome.OPEN
-        self.operations = 0
-        self.bytes = 0
-        self.outcome_bytes = 0
+        self.id: TransactionId = transaction_id
+        self.outcome: Outcome = Outcome.OPEN
+        self.operations: int = 0
+        self.bytes: int = 0
+        self.outcome_bytes: int = 0
         """Bytes of its Prepare, Commit or Rollback records."""
-        self.first = self.last = first
+        self.first: tuple[int, int] = first
+        self.last: tuple[int, int] = first
         self.ended: tuple[int, int] | None = None
         """The place of its Commit or Rollback record, if that is there."""
         self.files: tuple[int, ...] = ()
         """The files that hold its operations."""
-        self.only_copies = True
+        self.only_copies: bool = True
         """All its operations lie in files that ack compaction made."""
-        self.previous = previous
+        self.previous: Final = previous
         """An earlier one under the same id: XA ids may be used again."""
 
     def add(self, entry: Entry) -> None:
@@ -131,9 +132,9 @@ class Outcomes:
         self._transactions: dict[str, Transaction] = {}
         self._unfinished: dict[str, Transaction] = {}
         self.records = 0
-        self.clock_times = array("d")
+        self.clock_times: Final = array("d")
         """Seconds: the broker's clock at each AddMessage record that has one."""
-        self.clock_runs = array("L")
+        self.clock_runs: Final = array("L")
         """How many RemoveMessage records lie before each of them; one more for those after the last."""
 
     @classmethod

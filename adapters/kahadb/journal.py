@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from .files import Damage, JournalFile, StoreFiles
 
@@ -70,12 +70,12 @@ class FileReader:
         self._stream = stream
         self._report = report
         self._is_last = is_last
-        self.checked = checked
+        self.checked: bool = checked
         """True if the last batch had a checksum; to begin with, that of the file before."""
         self._size = stream.seek(0, 2)
-        self.saw_end_mark = self._read(max(0, self._size - len(END_MARK)), len(END_MARK)) == END_MARK
+        self.saw_end_mark: bool = self._read(max(0, self._size - len(END_MARK)), len(END_MARK)) == END_MARK
         self.ended_without_mark: int | None = None
-        self.end = 0
+        self.end: int = 0
         """The offset where the data ends, once it was read."""
 
     def __iter__(self) -> Iterator[Record]:
@@ -216,7 +216,7 @@ class Journal:
     def __init__(self, files: StoreFiles, progress: Callable[[int, int], None] | None = None) -> None:
         self.files = files
         self._progress = progress
-        self.total_bytes = sum(file.bytes for file in files.files)
+        self.total_bytes: Final = sum(file.bytes for file in files.files)
 
     def records(self, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Record]:
         """Yield every whole record. `report` gets each Damage, `summaries` what each file held, as the reading goes

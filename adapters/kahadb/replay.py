@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...policies.errors import TraceError
 from .ackmap import AckMapError, read_ack_map
@@ -34,7 +34,7 @@ from .entries import Entry, Outcomes, read_entries
 from .files import Damage, StoreFiles
 from .journal import FileSummary, Journal, Report
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SEND, ACK, UPDATE = "send", "ack", "update"
 
@@ -60,16 +60,18 @@ class Message:
     def __init__(
         self, message_id: str, trace_id: str, entry: Entry, waiting: set[str] | None, effective: tuple[int, int]
     ) -> None:
-        self.id = message_id
-        self.trace_id = trace_id
-        self.file, self.offset, self.bytes = entry.record[:3]
+        self.id: str = message_id
+        self.trace_id: Final = trace_id
+        self.file: int = entry.record.file
+        self.offset: int = entry.record.offset
+        self.bytes: int = entry.record.length
         """The place of its latest record, and that record's length."""
-        self.turn = effective[0] << 32 | effective[1]
+        self.turn: Final = effective[0] << 32 | effective[1]
         """Orders a destination's messages as the broker does: by the place of the record that sent them, or of the
         Commit of their transaction."""
-        self.waiting = waiting
+        self.waiting: set[str] | None = waiting
         """The subscriptions that have not acked it; None in a queue."""
-        self.acks_left = 1 if waiting is None else len(waiting)
+        self.acks_left: int = 1 if waiting is None else len(waiting)
 
 
 @dataclass(slots=True)

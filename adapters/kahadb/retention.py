@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ...policies.text import count_of, human_bytes
 from .entries import Transaction
@@ -54,19 +55,19 @@ class Retention:
     def __init__(
         self, files: StoreFiles, replay: Replay, unfinished: Iterable[Transaction], write_file: JournalFile | None
     ) -> None:
-        self.numbers = [file.number for file in files.files]
+        self.numbers: Final = [file.number for file in files.files]
         self._present = set(self.numbers)
-        self.references = {
+        self.references: Final = {
             number: sorted(needed & self._present - {number}) for number, needed in replay.references().items()
         }
-        self.ack_counts = replay.ack_files
+        self.ack_counts: Final = replay.ack_files
         self.direct: dict[int, list[Reason]] = defaultdict(list)
         self._writing(write_file.number if write_file is not None else self.numbers[-1])
         self._records(replay)
         self._transactions(unfinished)
         self._messages(replay)
         self._subscriptions(replay)
-        self.kept = self.sweep(self.direct)
+        self.kept: Final = self.sweep(self.direct)
         self._way_to_pending = self.reaching(self.roots())
         self._way_to_any = self.reaching(self.direct)
 

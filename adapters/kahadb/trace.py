@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 from ...policies.advisor.trace.events import UsageEvent
 from ...policies.errors import TraceError
@@ -95,7 +96,7 @@ class KahaTrace:
     """The events of a directory, in the order of `seq`. Iterate it any number of times; each reads the files again."""
 
     def __init__(self, directory: KahaDirectory, progress: Progress | None = None) -> None:
-        self.directory = directory.directory
+        self.directory: Final = directory.directory
         self._damages: dict[Damage, None] = {}
         ids = decided(directory.transaction_store, self._note)
         self._stores = [_StoreTrace(files, self._note, ids, progress) for files in directory.stores]
