@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -74,16 +74,17 @@ class SqlBackend(WrittenBackend):
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
         """Make the backend of a closed store. `index_directory` means nothing here: the database has its own."""
-        self.name, self.options = name, options
-        self.settings = Settings.of(
+        self.name = name
+        self.options = options
+        self.settings: Settings = Settings.of(
             options,
             max_bytes=options.max_bytes,
             batch_changes_max=options.batch_operations_max,
             gather_seconds=options.sync_period,
             outcome_timeout=options.outcome_timeout,
         )
-        self.shared = self.is_shared(options)
-        self.descriptors = _descriptors(options)
+        self.shared: bool = self.is_shared(options)
+        self.descriptors: int = _descriptors(options)
         self._directory = StoreDirectory(name, directory, options.file_mode, self._lose_directory)
         self._host: Host | None = None
         self.large_storage: LargeRows
@@ -179,7 +180,7 @@ class SqlBackend(WrittenBackend):
                 f"store {self.name!r}", self._directory.path, self._lose,
             )  # fmt: skip
             self._lease.acquire()
-            self.guard = self._lease.require
+            self.guard: Callable[[], None] | None = self._lease.require
         self._owner = store_id.hex()
         self.large_storage = LargeRows(database, statements, tables.large.fullname)
         self._reading = Reading(database, statements, host.catalog, options.priorities)

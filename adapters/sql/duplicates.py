@@ -12,7 +12,7 @@ class DuplicateRows:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.last_number = 0
+        self.last_number: int = 0
         """The highest number that a row ever had."""
         self._numbers: dict[Key, int] = {}
 

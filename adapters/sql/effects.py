@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..core.operations.changes import Send
 from ..core.operations.pending_counts import Counted
@@ -35,7 +35,7 @@ class Levels:
 
     def __init__(self) -> None:
         self._levels: dict[int, Level] = {}
-        self.orders = Orders()
+        self.orders: Final = Orders()
 
     def get(self, order: int) -> Level | None:
         return self._levels.get(order)

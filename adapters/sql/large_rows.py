@@ -20,7 +20,7 @@ from .database.connections import shown_url
 from .database.errors import Database, is_cut_off
 from .database.statements import Statements
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 AT_ONCE: Final = 64
 """Rows that are deleted in one transaction: others write meanwhile."""

@@ -27,13 +27,13 @@ class Loader:
         """Make a loader for one catalog. `where` is what a damage is said to be in."""
         self._connection, self._statements, self._catalog = connection, statements, catalog
         self._priorities, self._where = priorities, where
-        self.batch = 0
+        self.batch: int = 0
         """The value of STORE.BATCH."""
-        self.next_expiry = 0
+        self.next_expiry: int = 0
         """The earliest time (ms) at which a message expires; 0: none does."""
         self.ids: list[tuple[int, Key]] = []
         """The ids of the duplicate window with the numbers of their rows, oldest first."""
-        self.last_id = 0
+        self.last_id: int = 0
         """The highest number of a row in DUPLICATES."""
         self.branches: dict[bytes, int] = {}
         """The ID of the row in XALOG of each prepared transaction."""

@@ -35,7 +35,7 @@ from .database.errors import Database, is_cut_off
 from .database.schema import Schema
 from .database.statements import Statements
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 TAKING_PART: Final = ("postgresql", "sqlite")
 """Databases whose transactions callers can have sends and acks in: those where it can be told how one ended."""

@@ -72,9 +72,9 @@ class Reading:
         self._records = Records()
         self._places: OrderedDict[tuple[int, int], Place] = OrderedDict()
         """Places by subscription's number (0: a queue) and seq."""
-        self.last_seq = 0
+        self.last_seq: int = 0
         """The seq up to which all is applied."""
-        self.next_expiry = 0
+        self.next_expiry: int = 0
         """The time (ms) before which no message expires; 0: none does."""
 
     def _all(self, statement: str, **parameters: Any) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from ...policies.config.options import SqlOptions
 from ...policies.errors import MissingExtraError, PlacementError
@@ -29,8 +29,8 @@ def _shared() -> type[SharedStore]:
 class SqlStore(Store):
     """A store in tables of its own. Threads: all. Forks: a child's calls raise ClosedError (rule D4)."""
 
-    backend_type = SqlBackend
-    options_model = SqlOptions
+    backend_type: ClassVar[type[SqlBackend]] = SqlBackend
+    options_model: ClassVar[type[SqlOptions]] = SqlOptions
 
     def __new__(cls, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> Self:
         """Return the store that these options ask for."""

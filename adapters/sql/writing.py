@@ -59,7 +59,7 @@ class Write:
         self._connection, self._statements = connection, statements
         self._chunk_size, self._priorities = chunk_size, priorities
         self._branches, self._branch_rows = branches, branch_rows
-        self.effects = Effects()
+        self.effects: Final = Effects()
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._acks: dict[tuple[int, int], tuple[DestinationState, Place | None]] = {}
         """Acks by subscription's number (0: for all) and seq."""

@@ -23,7 +23,7 @@ from .dialects import is_locked, now_ms, one_at_a_time, wait_for_locks
 from .errors import Database, is_cut_off
 from .schema import VERSION, Schema, priority_index
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LOCKED_SECONDS: Final = 3.0
 

@@ -29,7 +29,7 @@ BUSY_SECONDS: Final = 10.0
 """The seconds for which SQLite waits for another one's lock: a backup tool's, say."""
 
 
-LIBPQ: Final = {
+LIBPQ: Final[dict[str, Any]] = {
     "application_name": "anabranch",
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -141,8 +141,8 @@ LEASED: Final = ("postgresql", "sqlite")
 class now_ms(FunctionElement[int]):  # noqa: N801  as SQL writes it
     """The clock of the database, not the transaction's beginning: milliseconds since the epoch."""
 
-    type = BigInteger()
-    inherit_cache = True
+    type: BigInteger = BigInteger()
+    inherit_cache: bool | None = True
 
 
 @compiles(now_ms, "postgresql")

@@ -22,7 +22,8 @@ class Database:
     """The database of one store. Threads: all."""
 
     def __init__(self, name: str, engine: Engine) -> None:
-        self.name, self.engine = name, engine
+        self.name = name
+        self.engine = engine
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Return what `work` finds, in a transaction of its own that changes nothing. Raises StoreFailedError."""

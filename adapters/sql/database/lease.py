@@ -31,7 +31,7 @@ from ...system.conditions import Thread
 from . import dialects
 from .connections import on_connection, scrubbed, shown_url
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 MARGIN: Final = 0.1
 """The part of the lease that is left when the owner stops."""
@@ -84,7 +84,7 @@ class Lease:
         connection. `what` is whose lease it is, for errors; `directory` the node's own, which has one owner. `lost`, a
         method, is called once, by a thread of ours, if the lease ends against our will."""
         assert options.lease_expiration is not None
-        self.node = _node(directory)
+        self.node: Final = _node(directory)
         self._engine, self._statements, self._what = engine, statements, what
         self._owner = {"owner": store_id.hex()}
         self._expiration = options.lease_expiration

@@ -26,7 +26,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from ...system.background import shared
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 TRUST: Final = 1.0
 """Seconds for which a connection that was in use is believed to work still; after that it is asked first."""

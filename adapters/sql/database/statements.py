@@ -358,7 +358,7 @@ class Statements(Mapping[str, Executable]):
     def __init__(self, tables: Schema, given: Mapping[str, str] | None = None) -> None:
         """Take our statements and those given. Raises ConfigError that says everything that is wrong with those
         given."""
-        self.given = frozenset(given or ())
+        self.given: Final = frozenset(given or ())
         self._statements = dict(_ours(tables))
         problems: list[str] = []
         for name, written in (given or {}).items():

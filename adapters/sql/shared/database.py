@@ -86,7 +86,7 @@ class SharedDatabase(Database):
         """`engine`: one that was configured."""
         super().__init__(name, engine)
         self._statements, self._outcome_timeout = statements, outcome_timeout
-        self.commits = 0
+        self.commits: int = 0
         """How often it has waited for a COMMIT, about."""
         self.took = DurationCounter()
         """How long transactions take, from the first statement to the commit."""

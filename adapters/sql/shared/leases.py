@@ -28,7 +28,7 @@ from .database import Ask, NotAllError, SharedDatabase
 if TYPE_CHECKING:
     from ....policies.config.options import SqlOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LOST: Final = "its lease ran out, its queue was deleted, or this process was taken for dead"
 NOT_HELD: Final = " is not leased here any more: "
@@ -48,19 +48,19 @@ class SharedLease:
     __slots__ = ("deadline", "deliveries", "end", "hold", "is_lost", "kept", "place", "seconds")
 
     def __init__(self, place: Place, deliveries: int, seconds: float | None) -> None:
-        self.place = place
-        self.deliveries = deliveries
+        self.place: Place = place
+        self.deliveries: int = deliveries
         """How often it has come back."""
-        self.seconds = seconds
+        self.seconds: float | None = seconds
         """For so long it was leased; None: without an end."""
-        self.deadline = _deadline(seconds)
+        self.deadline: float = _deadline(seconds)
         """When that is over, about (monotonic)."""
-        self.hold = LEASED
-        self.kept = False
+        self.hold: int = LEASED
+        self.kept: bool = False
         """Somebody has its token."""
-        self.end = ""
+        self.end: str = ""
         """How it ended."""
-        self.is_lost = False
+        self.is_lost: bool = False
         """Its holder did not end it."""
 
     @property
@@ -74,7 +74,7 @@ class SharedLease:
         return self.hold in (CLAIMED, LEAVING) and not self.is_lost
 
 
-class _Abandoned:
+class Abandoned:
     """Messages that were received, and let go of without being settled."""
 
     def __init__(self, leases: Leases) -> None:
@@ -115,8 +115,9 @@ class Leases:
         for messages of queues that came back."""
         self._store, self._prefix, self._database, self._options = store, store.store_id.hex(), database, options
         self._counts_first = counts_first
-        self._router, self._wake, self.is_open = router, wake, is_open
-        self.abandoned = _Abandoned(self)
+        self._router, self._wake = router, wake
+        self.is_open = is_open
+        self.abandoned: Final = Abandoned(self)
         self.held: dict[Place, SharedLease] = {}
         """What this router holds."""
         self._failures = Failures()

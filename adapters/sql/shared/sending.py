@@ -54,8 +54,10 @@ class Sending:
         self._options, self._waiting, self._usage = options, waiting, usage
         self._named = 0
         """Messages with an id since ids were forgotten."""
-        self.sends = self.dropped = 0
-        """Messages that were stored, and those of them that were for nobody."""
+        self.sends: int = 0
+        """Messages that were stored."""
+        self.dropped: int = 0
+        """Those of them that were for nobody."""
 
     def send(self, sends: Iterable[tuple[Destination, Outgoing]]) -> list[Receipt]:
         """Store messages in one transaction."""

@@ -396,7 +396,7 @@ class Statements:
             spent, spent=f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
         )
         self._said = said = {name: _numbered(_filled(text, late=late)) for name, text in said.items()}
-        self.marked = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
+        self.marked: Final = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
         """Statements whose first two parameters are a number of the caller's and that of its connection."""
 
     def __getitem__(self, name: str) -> str:

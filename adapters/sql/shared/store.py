@@ -81,7 +81,7 @@ from ..directory import NODE, StoreDirectory
 from . import tables
 from .branches import Branch, Branches, packed
 from .database import Ask, SharedDatabase, configure
-from .leases import Leases, Place, SharedLease, milliseconds
+from .leases import Abandoned, Leases, Place, SharedLease, milliseconds
 from .listening import SharedListener
 from .queues import Queues, destination_of
 from .sending import Sending, Stored, moved
@@ -90,7 +90,7 @@ from .topics import PAGE, Topics
 from .usage import Sent, Usage
 from .waiting import Waiting
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ALL_DELIVERIES: Final = (1 << 31) - 1
 
@@ -103,10 +103,12 @@ class SharedStore:
     shared = True
 
     def __init__(self, name: str, directory: Path, options: SqlOptions, index_directory: Path | None = None) -> None:
-        self.name, self.directory, self.options = name, directory, options
-        self.store_id = b""
-        self.descriptors = 4 + max(2, options.pool_min)
-        self.settings = Settings.of(options)
+        self.name = name
+        self.directory = directory
+        self.options = options
+        self.store_id: bytes = b""
+        self.descriptors: Final = 4 + max(2, options.pool_min)
+        self.settings: Final = Settings.of(options)
         self.owner: object = None
         self._usage: Usage | None = None
         self.on_destinations: Callable[[list[Destination]], None] = lambda destinations: None
@@ -190,16 +192,16 @@ class SharedStore:
             # Before it is configured: what that prepares a pooler would mix up.
             tables.require(Database(self.name, single), options.schema_prefix, self.store_id)
             configure(single)
-            self.waiting = Waiting(
+            self.waiting: Waiting = Waiting(
                 self.name, database, single, self._statements, f"anabranch_{self.store_id.hex()}", node,
                 options.router_timeout, self._most_deliveries,
             )  # fmt: skip
-            self.leases = Leases(
+            self.leases: Leases = Leases(
                 self, database, options, lambda: self.waiting.router, self.waiting.tell, self._is_open,
                 self._counts_first,
             )  # fmt: skip
             self.leases.on_acked = partial(self._took_effect, ())
-            self.abandoned = self.leases.abandoned
+            self.abandoned: Abandoned = self.leases.abandoned
             self._queues = Queues(self.name, database)
             self._usage = usage = Usage(self._queues)
             self._sending = Sending(self.name, self.store_id, database, self._queues, options, self.waiting, usage)

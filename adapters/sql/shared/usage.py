@@ -14,7 +14,7 @@ from ...core.store_types import SubscriptionKey
 from .leases import Place
 from .queues import Queues
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Sent(NamedTuple):

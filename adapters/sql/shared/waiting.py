@@ -40,7 +40,7 @@ from .heads import Heads
 from .prepared import Prepared
 from .statements import Statements
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
 RELOOK: Final = 0.02
@@ -78,17 +78,17 @@ class Waiting:
         self._name, self._database, self._single, self._statements = name, database, single, statements
         self._channel, self._node = channel, node
         self._timeout, self._most_deliveries = timeout, most_deliveries
-        self.router = 0
+        self.router: int = 0
         """The number of this router."""
-        self.ahead_ms = 0
+        self.ahead_ms: int = 0
         """How far the database's clock is ahead of this machine's (W14)."""
         self.on_queues: Callable[[list[tuple[int, str]]], None] = lambda queues: None
         """Called with queues that have come, made by other routers too. No lock may be waited for."""
         self.on_deleted: Callable[[int], None] = lambda queue: None
         """Called with the number of a queue that was deleted."""
-        self.has_orphans = True
+        self.has_orphans: bool = True
         """There may be messages of subscriptions that have ended: who was to remove them is gone, or was cut off."""
-        self.heads = Heads()
+        self.heads: Final = Heads()
         self._lock = threading.RLock()
         self._lines: dict[int, dict[Waiter, None]] = {}
         self._announced: set[int] = set()
