@@ -667,7 +667,7 @@ class ReceivedLargeMessage(LargeMessage):
 
     __slots__ = ()
 
-    __del__ = ReceivedMessage.__del__
+    __del__: Final = ReceivedMessage.__del__
 
 
 LargeMessage._plain, LargeMessage._received = LargeMessage, ReceivedLargeMessage
@@ -737,7 +737,7 @@ class ReceivedDecodedMessage(DecodedMessage):
 
     __slots__ = ()
 
-    __del__ = ReceivedMessage.__del__
+    __del__: Final = ReceivedMessage.__del__
 
 
 DecodedMessage._plain, DecodedMessage._received = DecodedMessage, ReceivedDecodedMessage

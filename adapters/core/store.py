@@ -97,7 +97,7 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Store:
@@ -157,7 +157,7 @@ class Store:
         self._settling = Settling(self, engine, self._writer, self._sending.write)
         self._failures = Failures()
         self._lease_times = LeaseTimes(engine, self._settling.give_back_delivered)
-        self.abandoned = Abandoned(engine, self._settling.give_back_delivered)
+        self.abandoned: Abandoned = Abandoned(engine, self._settling.give_back_delivered)
         self._receiving = Receiving(
             self,
             engine,

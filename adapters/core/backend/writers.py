@@ -24,7 +24,7 @@ from ..operations.plan import Plan
 from ..operations.tickets import Ticket
 from .host import Host, NotTakenError, Writes
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

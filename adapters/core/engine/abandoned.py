@@ -29,7 +29,7 @@ from ..state.leases import LEASED, LEAVING, MOVED, MOVING, Lease
 if TYPE_CHECKING:
     from .engine import Engine
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Abandoned:

@@ -36,7 +36,7 @@ from ..state.states import Catalog
 from . import arrivals
 from .hooks import Bodies, Feature, Hooks, KeyedValues, Outbox, Quotas, Schedule, Transient
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -63,12 +63,13 @@ class Engine:
     __slots__ = ("__dict__", "__weakref__", "_new", "_pending", "batches", "hooks", "pending_changes", "taken")
 
     def __init__(self, name: str, backend: Backend) -> None:
-        self.name, self.backend = name, backend
+        self.name = name
+        self.backend = backend
         self.rows: Rows = backend
         """The rows, which tell which messages there are."""
         self.submit: Callable[[Ticket], object] = self._refuse
         """Writer.submit, or what stands in front of it."""
-        self.hooks = Hooks()
+        self.hooks: Final = Hooks()
         self.features: list[Feature] = []
         """The features of the store, in the order in which they are opened."""
         self.quotas: Quotas | None = None
@@ -84,14 +85,14 @@ class Engine:
         self.owner: object = None
         """The router's: kept, and never looked at (invariant 8)."""
         settings = backend.settings
-        self.lock = RLock()
+        self.lock: threading.RLock = RLock()
         """Taken by `with` itself, never inside a function that returns with it: only so can Ctrl-C not leak it."""
         self._reader = 0
         """The thread that reads bodies with the lock held."""
         self._passes_on = backend.tells_places and not settings.priorities
-        self.catalog = Catalog()
-        self.delivery = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
-        self.sequencer = Sequencer(self.catalog, settings.duplicate_window)
+        self.catalog: Catalog = Catalog()
+        self.delivery: Final = Delivery(name, settings.max_leases, settings.max_deliveries, settings.priorities)
+        self.sequencer: Sequencer = Sequencer(self.catalog, settings.duplicate_window)
         self.committed: dict[bytes, None] = {}
         """Transactions that are committed here and not forgotten, oldest first."""
         self.hooks.follow((Commit,), self._committed)
@@ -106,7 +107,7 @@ class Engine:
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
         """Called once, by whoever finds that it has failed, perhaps with locks held: it must not wait."""
-        self.pending_changes = 0
+        self.pending_changes: int = 0
         self._guard: Callable[[], None] | None = None
         self._generation = locking.generation
         self._new: deque[Plan] = deque()
@@ -116,9 +117,9 @@ class Engine:
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
-        self.taken = 0
+        self.taken: int = 0
         """Number of the last plan that has taken effect."""
-        self.interrupted = False
+        self.interrupted: bool = False
         """Rows, or what follows from them, may be changed by halves: the backend is asked to recover before anything
         else. A backend sets it around what it does to its rows beside `apply`."""
         self.on_leaving: Callable[[], None] = lambda: None

@@ -9,7 +9,7 @@ many may be counted, never too few. The count in a lease's `place` is that witho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..state.gates import MovedError
 from ..state.leases import MOVING, Lease
@@ -29,7 +29,7 @@ class HandingOut:
         """`count` writes that these were handed out once more."""
         self._times, self._timeout = times, settings.lease_timeout
         self._count = count if settings.count_on_receive else None
-        self.needed = self._timeout is not None or self._count is not None
+        self.needed: Final = self._timeout is not None or self._count is not None
         """True if there is anything to do for each message; else only for one that is leased for a time of its own."""
 
     def __call__(self, leases: Sequence[Lease], seconds: float | None) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..messages import Message, MessageStore
     from .engine import Engine
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 0.1
 """Between two looks at least: so much later than said a message may be free."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..operations.plan import Plan
     from ..operations.tickets import Ticket
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ROW: Final = struct.Struct("<QQIIIIHBB")
 """Time (microseconds of the monotonic clock), seq, destination's number, amount, transaction, who, acks needed, kind,
@@ -101,11 +101,11 @@ class Rows:
         self.numbers: dict[DestinationState, int] = {}
         """Numbers of those declared since the names were taken; 0 of one that is not recorded, and a topic's is TOPIC
         more. Replaced then."""
-        self.broken = False
+        self.broken: bool = False
         """Nothing more is taken in."""
-        self.lost = 0
+        self.lost: int = 0
         """Operations that found no room, about."""
-        self.size = 0
+        self.size: int = 0
         """Bytes that wait, about: a store's thread may be about to put its rows in."""
         self._room = room
         self._chunks: deque[bytes] = deque()
@@ -137,7 +137,7 @@ class Source:
     __slots__ = ("rows",)
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self.rows: Rows = rows
 
 
 class Buffer:
@@ -147,10 +147,11 @@ class Buffer:
         self, room: int, threshold: int = WHOLE, takes: Callable[[Destination], bool] = lambda _: True
     ) -> None:
         """Record those for which `takes` holds; the rest as Rows."""
-        self.rows = Rows(room, threshold)
-        self.threshold, self.takes = threshold, takes
+        self.rows: Rows = Rows(room, threshold)
+        self.threshold = threshold
+        self.takes = takes
         self.declared: deque[Declared] = deque()
-        self.declared_bytes = 0
+        self.declared_bytes: int = 0
         """Memory that these take, about."""
         self.sets: dict[tuple[int, ...], int] = {}
         """Numbers of sets of subscriptions."""
@@ -183,8 +184,10 @@ class Recorder(Source):
     def __init__(self, buffer: Buffer, store: str, token: str, volatile: bool = False) -> None:
         """`token`: what ids of its messages begin with; of a volatile store another one for each opening."""
         super().__init__(buffer.rows)
-        self.buffer = buffer
-        self.store, self.token, self.volatile = store, token, volatile
+        self.buffer: Buffer = buffer
+        self.store: str = store
+        self.token: Final = token
+        self.volatile: bool = volatile
 
     def __call__(self, plan: Plan) -> None:
         """Tell of a plan that has just taken effect."""

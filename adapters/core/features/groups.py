@@ -38,7 +38,7 @@ from .parts import Parts
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 HELD_BACK_MAX: Final = 200_000
 """Messages of a channel that are held back and remembered, each in some 40 bytes; those behind are looked for again."""
@@ -107,7 +107,7 @@ class ChannelGroups:
 
     def __init__(self, engine: Engine, channel: Channel, last_old: int) -> None:
         self._engine, self._channel = engine, channel
-        self.is_sure = False
+        self.is_sure: bool = False
         """A message that has a group has come, or was met."""
         self._last_old = last_old
         """The highest seq that there was when the store was opened."""

@@ -49,7 +49,7 @@ from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
 from ..state.limits import Grant, release
 from .parts import Parts
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 10_000
 GROUP_BYTES: Final = 16 << 20
@@ -82,8 +82,8 @@ class EntriesDone(Change):
     __slots__ = ("numbers", "rows")
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self.numbers = [entry.number for entry in entries]
-        self.rows = sum(entry.rows for entry in entries)
+        self.numbers: Final = [entry.number for entry in entries]
+        self.rows: Final = sum(entry.rows for entry in entries)
 
     def apply(self, table: Table) -> None:
         cast(OutboxTable, table).entries_done(self.numbers, self.rows)

@@ -30,7 +30,7 @@ from ..state.rows import Rows, ScheduledRows
 from ..state.sweep import wall_ms
 from .parts import Parts
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE: Final = 512
 """Messages that are brought back together."""

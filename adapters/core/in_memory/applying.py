@@ -37,9 +37,9 @@ class MemoryTable(Table):
         self._catalog, self._memory, self._swap, self._priorities = catalog, memory, swap, priorities
         self.expiring: dict[Chunk, None] = {}
         """Chunks in which messages expire."""
-        self.soonest = 0
+        self.soonest: int = 0
         """No message that was not given expires before; 0: none does."""
-        self.dues = Dues()
+        self.dues: Final = Dues()
         """Messages that wait, by their time."""
         self.given = 0
         """The time (ms) by which what has expired was given to who asked, or some of it."""

@@ -22,7 +22,7 @@ class KeyIndex:
         self._names: dict[int, bytes] = {}
         self._blocks: list[list[bytes]] | None = None
         """The keys in order, once somebody has asked for that; none is empty."""
-        self.cost = 0
+        self.cost: int = 0
         """Bytes of memory that it takes, about."""
 
     def __len__(self) -> int:

@@ -38,9 +38,9 @@ class MemoryLimit:
 
     def __init__(self, name: str, swap: SwapFiles, max_bytes: int) -> None:
         self._name, self._swap, self._max_bytes = name, swap, max_bytes
-        self.chunk_bytes = min(max(max_bytes // 8, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+        self.chunk_bytes: Final = min(max(max_bytes // 8, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
         """Bytes of records at which a chunk is full."""
-        self.used = 0
+        self.used: int = 0
         """Bytes of memory that all of it takes."""
         self.prepared = 0
         """Bytes of memory that prepared transactions take."""

@@ -53,8 +53,8 @@ class Level:
     __slots__ = ("chunks", "order", "state")
 
     def __init__(self, state: DestinationState, order: int) -> None:
-        self.state = state
-        self.order = order
+        self.state: DestinationState = state
+        self.order: int = order
         self.chunks: list[Chunk] = []
 
     @property
@@ -103,8 +103,8 @@ class Chunk:
     )  # fmt: skip
 
     def __init__(self, level: Level, first: int) -> None:
-        self.level = level
-        self.first = first
+        self.level: Final = level
+        self.first: int = first
         """The seq of its first message."""
         self.offsets: Sequence[int] = array("Q")
         """The seq of each message, less `first`. A message is there once it is in here: all else comes before."""
@@ -112,10 +112,10 @@ class Chunk:
         """Bytes of each message's record."""
         self.records: list[bytes | None] = []
         """Records in memory: of the message at `out`, and so on. None for a dead one."""
-        self.out = 0
-        self.written = 0
+        self.out: int = 0
+        self.written: int = 0
         self.addresses: tuple[Address, ...] = ()
-        self.dead = 0
+        self.dead: int = 0
         """A bit for each message that is dead."""
         self.acked: dict[int, int] = {}
         """Subscription's number -> a bit for each message that it has acked."""
@@ -127,15 +127,15 @@ class Chunk:
         """Subscription's number (0: for all) -> a bit for each message that waits. Follows from `waits`."""
         self.expiries: array[int] | Packed | None = None
         """When each message expires; None if none does."""
-        self.soonest = 0
+        self.soonest: int = 0
         """No live message that was not given to who asked for expired ones expires before; 0: none does."""
-        self.total_bytes = 0
+        self.total_bytes: int = 0
         """Bytes of all messages ever in the chunk."""
-        self.resident = 0
+        self.resident: int = 0
         """Bytes of memory that its records take now."""
-        self.charge = 0
+        self.charge: int = 0
         """The cost, as `cost` said when it was last counted."""
-        self.sealed = False
+        self.sealed: bool = False
         self._array_bytes = 0
 
     def __len__(self) -> int:

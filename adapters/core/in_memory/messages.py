@@ -32,12 +32,12 @@ class DestinationMessages:
     __slots__ = ("keys", "levels", "orders", "state", "subscriptions")
 
     def __init__(self, state: DestinationState) -> None:
-        self.state = state
+        self.state: DestinationState = state
         self.levels: dict[int, Level] = {}
         """By order."""
-        self.orders = Orders()
+        self.orders: Final = Orders()
         """Theirs."""
-        self.keys = KeyIndex() if state.is_map else None
+        self.keys: Final = KeyIndex() if state.is_map else None
         """Keys of a map, and the seqs of its values."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number: those that have begun and not ended. (The core's own list is ahead of what is applied.)"""

@@ -33,7 +33,7 @@ from .swap_files import SwapFiles
 if TYPE_CHECKING:
     from ....policies.config.options import MemoryOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 256 * 1024
 """Bytes that are read under the lock at once, or one message."""

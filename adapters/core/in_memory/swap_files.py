@@ -25,7 +25,7 @@ from google_crc32c import extend as crc32c
 from ...system.files import FILE_MODE, make_directory, open_file, open_to_read
 from ..backend import ReadError
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ENTRY: Final = struct.Struct("<4sII")
 """Magic, CRC-32C of what follows it in the entry and of the offset, number of records."""
@@ -46,9 +46,9 @@ class SwapFile:
     __slots__ = ("end", "entries", "number", "path")
 
     def __init__(self, number: int, path: Path) -> None:
-        self.number = number
-        self.path = path
-        self.end = 0
+        self.number: int = number
+        self.path: Path = path
+        self.end: int = 0
         self.entries: set[int] = set()
         """Their offsets."""
 
@@ -65,7 +65,7 @@ class SwapFiles:
     """The swap files of one store. Under the store's lock. The constructor touches nothing."""
 
     def __init__(self, directory: Path, roll_over_bytes: int, file_mode: int | None = None) -> None:
-        self.directory = directory / "swap"
+        self.directory: Final = directory / "swap"
         self._roll_over_bytes = roll_over_bytes
         self._file_mode = file_mode or FILE_MODE
         self._files: dict[int, SwapFile] = {}

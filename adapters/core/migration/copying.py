@@ -266,7 +266,7 @@ class Digest:
     does not count: of two stores one may bring back first what is due."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._hash = hashlib.sha256()
 
     def add(self, message: Stored) -> None:
@@ -344,7 +344,9 @@ class Migrated(Change):
     __slots__ = ("name", "send", "size")
 
     def __init__(self, send: Send) -> None:
-        self.send, self.name, self.size = send, send.name, send.size
+        self.send: Send = send
+        self.name: Final = send.name
+        self.size: int = send.size
 
     def plan(self, plan: Plan) -> tuple[int, bool]:
         """Plan the send, as Send.plan."""

@@ -83,7 +83,8 @@ class LiveCopy:
     copy is taken of a store at a time."""
 
     def __init__(self, source: Store, target: Store, destination: Destination) -> None:
-        self._source, self.target, self._destination = source, target, destination
+        self._source, self._destination = source, destination
+        self.target = target
         self._from, self._to = source._engine, target._engine
         self._mark = object()
         self._idle = Receiver()
@@ -95,7 +96,7 @@ class LiveCopy:
         self._state: DestinationState
         self._reserved = self._begun = self._switched = False
         self._seqs: SeqMap | None = None
-        self.count = 0
+        self.count: int = 0
         """Messages copied since it was begun, or begun anew."""
 
     # Copying

@@ -45,7 +45,7 @@ class Branch:
     """The coordinator's, as `Store.prepare` was given it."""
     returned: Sequence[Change] = ()
     """Changes that a rollback writes of the messages that are given back."""
-    promise = 0
+    promise: int = 0
     """Bytes that are kept free for its outcome."""
     reservation: Grant | None = None
     """Room in the store until the outcome (limits.py)."""
@@ -117,7 +117,8 @@ class Prepare(Change):
     __slots__ = ("branch", "size")
 
     def __init__(self, branch: Branch) -> None:
-        self.branch, self.size = branch, SMALL_BYTES + len(branch.payload)
+        self.branch: Branch = branch
+        self.size: int = SMALL_BYTES + len(branch.payload)
 
     def plan(self, plan: BranchPlan) -> None:
         plan.prepared = (*plan.prepared, self.branch)
@@ -143,7 +144,8 @@ class Commit(Change):
     leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
-        self.branch, self.size = branch, branch.promise or branch.outcome_size
+        self.branch: Branch = branch
+        self.size: int = branch.promise or branch.outcome_size
 
     def plan(self, plan: BranchPlan) -> list[Any] | None:
         """Commit the branch; return the outcomes of its changes, None if it was committed or rolled back before."""
@@ -161,7 +163,8 @@ class Rollback(Change):
     leaves = OWED
 
     def __init__(self, branch: Branch) -> None:
-        self.branch, self.size = branch, SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
+        self.branch: Branch = branch
+        self.size: int = SMALL_BYTES * (2 + max(len(branch.leases), len(branch.returned)))
 
     def plan(self, plan: BranchPlan) -> bool:
         """Roll the branch back; return whether it was prepared."""
@@ -182,8 +185,8 @@ class Forget(Change):
     leaves = SHRINKS
 
     def __init__(self, transactions: Sequence[bytes]) -> None:
-        self.transactions = transactions
-        self.size = SMALL_BYTES * (1 + len(transactions))
+        self.transactions: Sequence[bytes] = transactions
+        self.size: int = SMALL_BYTES * (1 + len(transactions))
 
     def apply(self, table: BranchTable) -> None:
         table.forget(self.transactions)

@@ -176,16 +176,16 @@ class Send(Change):
     def __init__(
         self, state: DestinationState, record: bytes, name: bytes | None, order: int = 0, expires_at_ms: int = 0
     ) -> None:
-        self.state = state
-        self.record = record
+        self.state: DestinationState = state
+        self.record: Final = record
         """As encoding.py makes it."""
         size = len(record)
-        self.size = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
-        self.name = name
+        self.size: int = size + SMALL_BYTES if state.declared else size + SMALL_BYTES + declaration_bytes(state)
+        self.name: bytes | None = name
         """The message id."""
-        self.order = order
-        self.expires_at_ms = expires_at_ms
-        self.seq = 0
+        self.order: int = order
+        self.expires_at_ms: Final = expires_at_ms
+        self.seq: int = 0
         """Set by the plan."""
         self.recipients: Sequence[SubscriptionState] = ()
         """The subscriptions that a topic's message is for. Set by the plan."""
@@ -273,7 +273,7 @@ class Refused(Change):
     size: int = 0
 
     def __init__(self, error: AnabranchError) -> None:
-        self.error = error
+        self.error: AnabranchError = error
 
     def plan(self, plan: MessagePlan) -> NoReturn:
         raise self.error
@@ -302,16 +302,16 @@ class SendMany(Change, Sequence[Send]):
     order: int = 0
 
     def __init__(self, state: DestinationState, head: bytes, bodies: tuple[bytes, ...], record_bytes: int) -> None:
-        self.state = state
-        self.head = head
+        self.state: DestinationState = state
+        self.head: Final = head
         """The bytes before the body in the record of each."""
-        self.bodies = bodies
-        self.record_bytes = record_bytes
+        self.bodies: tuple[bytes, ...] = bodies
+        self.record_bytes: Final = record_bytes
         """Bytes of all records together."""
-        self.size = record_bytes + SMALL_BYTES * len(bodies)
+        self.size: int = record_bytes + SMALL_BYTES * len(bodies)
         if not state.declared:
             self.size += declaration_bytes(state)
-        self.seq = 0
+        self.seq: int = 0
         """The seq of the first; the others follow. Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written them."""
@@ -368,10 +368,12 @@ class Mark(Change):
 
     def __init__(self, state: DestinationState, name: bytes, declares: bool) -> None:
         """Take a name. `declares`: its destination is there by then, as the transaction sends or subscribes there."""
-        self.state, self.name, self.declares = state, name, declares
-        self.record = HEAD.pack(0, 0, len(name), 0, 0, REMOVAL if state.is_map else 0) + name
-        self.size = len(self.record) + 2 * SMALL_BYTES + (0 if state.declared else declaration_bytes(state))
-        self.seq = 0
+        self.state: DestinationState = state
+        self.name: bytes = name
+        self.declares: Final = declares
+        self.record: Final = HEAD.pack(0, 0, len(name), 0, 0, REMOVAL if state.is_map else 0) + name
+        self.size: int = len(self.record) + 2 * SMALL_BYTES + (0 if state.declared else declaration_bytes(state))
+        self.seq: int = 0
         """Set by the plan."""
         self.own: Any = None
         """The backend's: where it has written it."""
@@ -408,10 +410,12 @@ class Ack(Change):
     def __init__(
         self, state: DestinationState, seq: int, number: int, place: Place | None = None, drops: bool = False
     ) -> None:
-        self.state, self.seq, self.place = state, seq, place
-        self.number = number
+        self.state: DestinationState = state
+        self.seq: int = seq
+        self.place: Place | None = place
+        self.number: int = number
         """The subscription's; 0: for all."""
-        self.drops = drops
+        self.drops: Final = drops
         """True if the ack makes room, and nobody has received the message: a branch that is rolled back gives it back
         as it was."""
 
@@ -446,7 +450,10 @@ class AckRange(Change):
     leaves = SHRINKS
 
     def __init__(self, state: DestinationState, first: int, last: int, number: int) -> None:
-        self.state, self.first, self.last, self.number = state, first, last, number
+        self.state: DestinationState = state
+        self.first: int = first
+        self.last: int = last
+        self.number: int = number
 
     def plan(self, plan: MessagePlan) -> None:
         plan.naming(self.state).acked_many(plan)
@@ -472,7 +479,11 @@ class Returned(Change):
     leaves = SHRINKS
 
     def __init__(self, state: DestinationState, seq: int, number: int, count: int, place: Place | None = None) -> None:
-        self.state, self.seq, self.number, self.count, self.place = state, seq, number, count, place
+        self.state: DestinationState = state
+        self.seq: int = seq
+        self.number: int = number
+        self.count: int = count
+        self.place: Place | None = place
 
     def apply(self, table: MessageTable) -> None:
         table.returned(self.state, self.seq, self.number, self.count, self.place)
@@ -488,10 +499,12 @@ class Postponed(Change):
     leaves = SHRINKS
 
     def __init__(self, state: DestinationState, seq: int, number: int, due: int, place: Place | None = None) -> None:
-        self.state, self.seq, self.place = state, seq, place
-        self.number = number
+        self.state: DestinationState = state
+        self.seq: int = seq
+        self.place: Place | None = place
+        self.number: int = number
         """The subscription's that it waits for; 0: a queue, or all of a topic's."""
-        self.due = due
+        self.due: int = due
         """Milliseconds since the epoch; 0: it waits no longer."""
 
     def apply(self, table: MessageTable) -> None:

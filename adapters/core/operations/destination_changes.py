@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...wal.ticket import SHRINKS
 from ..state.leases import DestinationState, SubscriptionState
@@ -56,8 +56,8 @@ class Declare(Change):
     brings = True
 
     def __init__(self, state: DestinationState) -> None:
-        self.state = state
-        self.size = SMALL_BYTES + declaration_bytes(state)
+        self.state: DestinationState = state
+        self.size: int = SMALL_BYTES + declaration_bytes(state)
 
     def plan(self, plan: DestinationPlan) -> None:
         self.state = plan.current(self.state)
@@ -75,7 +75,7 @@ class Remove(Change):
     leaves = SHRINKS
 
     def __init__(self, state: DestinationState) -> None:
-        self.state = state
+        self.state: DestinationState = state
 
     def plan(self, plan: DestinationPlan) -> None:
         self.state = plan.find(self.state)
@@ -101,7 +101,7 @@ class CloseGate(Change):
     __slots__ = ("gate",)
 
     def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+        self.gate: Gate = gate
 
     def plan(self, plan: DestinationPlan) -> None:
         """Close the gate. No backend is told of it."""
@@ -118,8 +118,11 @@ class Subscribe(Change):
     """Set by the plan: that which begins."""
 
     def __init__(self, state: DestinationState, number: int, subscription: Subscription, retroactive: bool) -> None:
-        self.state, self.number, self.subscription, self.retroactive = state, number, subscription, retroactive
-        self.size = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
+        self.state: DestinationState = state
+        self.number: int = number
+        self.subscription: Subscription = subscription
+        self.retroactive: Final = retroactive
+        self.size: int = SMALL_BYTES + subscription_bytes(subscription) + declaration_bytes(state)
 
     def plan(self, plan: DestinationPlan) -> tuple[SubscriptionState, bool]:
         """Begin the subscription; return it, and whether it was there already."""
@@ -155,7 +158,8 @@ class Unsubscribe(Change):
     """Set by the plan: that which ends."""
 
     def __init__(self, state: DestinationState, key: SubscriptionKey) -> None:
-        self.state, self.key = state, key
+        self.state: DestinationState = state
+        self.key: Final = key
 
     def plan(self, plan: DestinationPlan) -> tuple[SubscriptionState | None, bool]:
         """End the subscription; return it, if it was there."""

@@ -21,7 +21,7 @@ class PendingCounts:
         self.unknown: set[Counted] = set()
         """Counts of which that cannot be told. These are what many acks at once concern, and a topic if others may have
         yet to ack what one subscription has acked."""
-        self.is_guess = False
+        self.is_guess: bool = False
         """A count was asked for of which that cannot be told."""
 
     def of(self, counted: Counted) -> int:

@@ -69,7 +69,7 @@ class Plan:
     """By one of `removed`: what has its name from then on."""
     subscribed: dict[int, Subscribed] = {}  # noqa: RUF012
     """By destination's number: the subscriptions of topics where they change."""
-    dropped = 0
+    dropped: int = 0
     """Messages of topics without subscriptions."""
     prepared: Sequence[Branch] = ()
     settled: Sequence[Branch] = ()
@@ -77,7 +77,7 @@ class Plan:
     """What the plan does beside its changes: the features' part."""
     beside: Effect | None = None
     """One of `effects`, if it does something once the changes are applied."""
-    alters = False
+    alters: bool = False
     """True if one of the above but `prepared` and `settled` says what."""
     more = 0
     """Messages beside the first of each SendMany."""
@@ -85,15 +85,15 @@ class Plan:
     def __init__(self, sequencer: Sequencer, tickets: Sequence[Ticket], last_seq: int | None = None) -> None:
         """`last_seq`: the highest that was given out, if others than the sequencer's plans were."""
         self._sequencer = sequencer
-        self.number = sequencer.number + 1
+        self.number: Final = sequencer.number + 1
         """One more than that of the plan before."""
-        self.last_seq = sequencer.last_seq if last_seq is None else last_seq
+        self.last_seq: int = sequencer.last_seq if last_seq is None else last_seq
         self.changes: list[Change] = []
-        self.ids = NO_IDS
+        self.ids: dict[Key, int] = NO_IDS
         """New in the duplicate window."""
-        self.tickets = tickets
+        self.tickets: Sequence[Ticket] = tickets
         """Tickets that were not refused."""
-        self.is_more = False
+        self.is_more: bool = False
         """True if the plan does more than to send messages, and to ack: one of the above says what, or `own`."""
         self.own: Any = None
         """The backend's."""
@@ -254,16 +254,16 @@ class Sequencer:
 
     def __init__(self, catalog: Catalog, duplicate_window: int) -> None:
         self.catalog = catalog
-        self.window = DuplicateWindow(duplicate_window)
+        self.window: Final = DuplicateWindow(duplicate_window)
         self.naming: dict[Kind, Naming] = dict.fromkeys(Kind, Naming())
         """The meaning of message ids, by kind of destination."""
         self.subscribed: dict[int, Subscribed] = {}
         """By destination's number: the subscriptions of topics that have some."""
-        self.dropped = 0
+        self.dropped: int = 0
         """Messages that were sent to a topic without any subscription."""
         self.prepared: dict[bytes, Branch] = {}
         """Branches that wait for their outcome, by transaction."""
-        self.last_seq = 0
+        self.last_seq: int = 0
         """The highest of a message that was accepted."""
         self.gates: dict[Destination, Gate] = {}
         """Gates of destinations that are on their way to another store, or have gone there. Closed by who plans."""
@@ -272,15 +272,15 @@ class Sequencer:
         self.on_grouped: Callable[[DestinationState, Iterable[SubscriptionState]], object] = lambda state, own: None
         """Called when a message that has a group is planned, or, of a transient one, is about to be seen: with its
         destination, and the subscriptions that a topic's is for."""
-        self.mixed = False
+        self.mixed: bool = False
         """Some messages are not persistent."""
-        self.lock = threading.RLock()
+        self.lock: Final = threading.RLock()
         """Guards `_given`, and who plans while `mixed`."""
         self._given = 0
         """No seq above it was given out, be it not accepted; counts if `mixed`."""
         self._planning: Sequence[Ticket] = ()
         """Tickets that are planned and not accepted yet, if any."""
-        self.number = 0
+        self.number: int = 0
         """The number of the last plan that was accepted."""
 
     def load(self, last_seq: int, ids: Iterable[tuple[Key, int]]) -> None:

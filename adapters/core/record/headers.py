@@ -11,7 +11,7 @@ from ..messages import Headers, encoded_id, encoded_text, plain_headers
 MESSAGE_ID_BYTES_MAX: Final = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
-unpack_headers = msgspec.msgpack.Decoder(dict[str, Any]).decode
+unpack_headers: Final = msgspec.msgpack.Decoder(dict[str, Any]).decode
 """The inverse of `pack_headers`."""
 
 

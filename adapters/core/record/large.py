@@ -184,18 +184,18 @@ class StoredBody(LargeBody):
                  "size")  # fmt: skip
 
     def __init__(self, bodies: BodyHost, name: bytes, size: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.bodies = bodies
-        self.name = name
-        self.size = size
-        self.chunk_bytes = chunk_bytes
-        self.crc = 0
-        self.lasting = True
+        self.bodies: BodyHost = bodies
+        self.name: bytes = name
+        self.size: int = size
+        self.chunk_bytes: int = chunk_bytes
+        self.crc: int = 0
+        self.lasting: bool = True
         """True if the body was synced, and may be named by a message that is to survive."""
-        self.names = 0
+        self.names: int = 0
         """How many messages that are not known to be dead name it."""
-        self.promised = False
+        self.promised: bool = False
         """A message names it, or did, or is about to."""
-        self.shared = False
+        self.shared: bool = False
         """Several may, and it says so (rule B6)."""
 
     @property

@@ -23,7 +23,7 @@ from .damaged import is_damage
 from .receiving import Receiving
 from .subscriptions import unknown
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def call(on_message: Callable[[Message], object], message: Message, source: object) -> None:
@@ -198,7 +198,7 @@ class Listener(Receiver):
             give_back(lease)
         with old.lock:
             if self.lease is not None:
-                self.lease = None
+                self.lease: Lease | None = None
                 self._credit += not self._stands
                 self._stands = False
             if self._home is not None:

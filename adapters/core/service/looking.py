@@ -37,7 +37,8 @@ class LookingListener(ABC):
         """Held while it takes messages: who has closed it finds nothing leased by it."""
         self._credit = credit
         self._messages: deque[Message] = deque()
-        self._runs = self._again = self._calling = self.is_over = False
+        self._runs = self._again = self._calling = False
+        self.is_over: bool = False
 
     @abstractmethod
     def _take(self, most: int) -> Sequence[Message]:

@@ -27,7 +27,7 @@ from .receiving import Receiving
 from .sending import Sending
 from .subscriptions import require_unclaimed, shown, unknown
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE: Final = 512
 """Messages that are looked at under the store's lock at once."""

@@ -31,7 +31,7 @@ from .subscriptions import require_topic, unknown
 if TYPE_CHECKING:
     from ..messages import MessageStore
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE: Final = 512
 """Messages that browse looks up at once."""
@@ -51,7 +51,9 @@ class Receiving:
         write: Callable[[Sequence[Change]], object],
     ) -> None:
         self._write = write
-        self._store, self.engine, self.hand_out = store, engine, hand_out
+        self._store = store
+        self.engine = engine
+        self.hand_out = hand_out
         self._hands_out = hand_out.needed  # asked for each message
 
     def receive(

@@ -38,7 +38,7 @@ from ..store_types import Settlement
 if TYPE_CHECKING:
     from ..messages import MessageStore
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _TOKEN: Final = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})\.([0-9a-f]{1,16})")
 
@@ -447,8 +447,8 @@ class BegunAck(Queued):
     ) -> None:
         super().__init__(writer)
         self._settling = settling
-        self.results = results
-        self.taken = taken
+        self.results: Final = results
+        self.taken: dict[int, Lease] = taken
         """The leases that are being acked, by their place among the tokens."""
         self.ticket: Ticket | None = None
         """None: there is nothing to write."""

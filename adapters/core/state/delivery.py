@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .gates import Gate
     from .leases import DestinationState, SubscriptionState
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RETURNED_MAX: Final = 10_000
 """Messages of a channel that wait no longer and are kept here, for the next to receive; where there are more they are
@@ -84,7 +84,7 @@ class Delivery:
         self._priorities = priorities
         self._max_leases = max_leases
         self._max_deliveries = max_deliveries
-        self.lock = RLock()  # a signal handler may come back to it in the same thread
+        self.lock: Final = RLock()  # a signal handler may come back to it in the same thread
         self._sweep = Sweep(max_deliveries)
         self.timed = False
         """Some leases have an end."""

@@ -23,7 +23,7 @@ class DuplicateWindow:
     __slots__ = ("counts", "limit", "order", "seqs")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit: int = limit
         self.seqs: dict[Key, int] = {}
         self.order: deque[tuple[Key, int]] = deque()
         """Ids and seqs, oldest first, and some that `seqs` does not have, or not so."""

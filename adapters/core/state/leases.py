@@ -78,22 +78,22 @@ class SubscriptionState(_Counted):
     )
 
     def __init__(self, number: int, topic: DestinationState, subscription: Subscription, start: int) -> None:
-        self.number = number
+        self.number: int = number
         """In this store, for life."""
-        self.topic = topic
-        self.subscription = subscription
-        self.start = start
+        self.topic: Final = topic
+        self.subscription: Subscription = subscription
+        self.start: Final = start
         """Messages from the one after this seq on are for it; of those before, none."""
-        self.count = 0
+        self.count: int = 0
         """Messages that it has yet to ack. The backend counts them."""
-        self.delayed = 0
+        self.delayed: int = 0
         """Messages among them that wait for their time, for the subscription alone or for all. The backend counts
         them."""
-        self.expired = 0
+        self.expired: int = 0
         """Messages that it never acked, for their time was over; since open."""
         self.volatile: SubscriptionState | None = None
         """The mirror, as of its topic."""
-        self.channel = Channel(topic, self)
+        self.channel: Channel = Channel(topic, self)
         self.own: Any = None
         """The backend's."""
 
@@ -121,27 +121,27 @@ class DestinationState(_Counted):
     )  # fmt: skip
 
     def __init__(self, number: int, destination: Destination) -> None:
-        self.number = number
+        self.number: int = number
         """In this store, for life."""
-        self.destination = destination
-        self.is_topic = destination.kind is Kind.TOPIC
-        self.is_map = destination.kind is Kind.MAP
+        self.destination: Destination = destination
+        self.is_topic: Final = destination.kind is Kind.TOPIC
+        self.is_map: Final = destination.kind is Kind.MAP
         """Its messages are values, and their ids the keys (keyed.py)."""
-        self.declared = False
+        self.declared: bool = False
         """True if what is written gives the number its name already."""
-        self.removed = False
+        self.removed: bool = False
         """True if the destination was removed, and its number is never used again: a destination of its name is another
         state."""
-        self.count = 0
+        self.count: int = 0
         """Messages held, and their bytes. The backend counts them: `Catalog.count`."""
-        self.bytes = 0
-        self.delayed = 0
+        self.bytes: int = 0
+        self.delayed: int = 0
         """Messages that wait for their time, of a topic those that do so for all. The backend counts them."""
-        self.expired = 0
+        self.expired: int = 0
         """Messages that are gone since their time was over; since open."""
         self.at_limit: dict[Channel, None] = {}
         """Its channels where somebody waits who got nothing, since as many messages are leased as may be."""
-        self.channel = Channel(self)
+        self.channel: Channel = Channel(self)
         """The channel of a queue."""
         self.subscriptions: dict[SubscriptionKey, SubscriptionState] = {}
         """Replaced, not changed, so that other threads may walk it."""
@@ -230,10 +230,10 @@ class Channel:
     )  # fmt: skip
 
     def __init__(self, state: DestinationState, subscription: SubscriptionState | None = None) -> None:
-        self.state = state
-        self.subscription = subscription
+        self.state: DestinationState = state
+        self.subscription: SubscriptionState | None = subscription
         """None for a queue."""
-        self.first = Level()
+        self.first: Level = Level()
         """The level of what was fetched in a store without priorities."""
         self.levels: Levels | None = None
         """The levels of what was fetched in a store with priorities. None: nothing."""
@@ -247,7 +247,7 @@ class Channel:
         """The seq of the message that was leased last as the newest."""
         self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
-        self.passed_at = 0
+        self.passed_at: int = 0
         """The latest time (ms) by which a message was skipped because it had expired; 0: none was."""
         self.receivers: dict[Receiver, None] = {}
         """Receivers that wait for a message, in the order in which they came."""
@@ -352,13 +352,13 @@ class LeaseTime:
     __slots__ = ("lapsed", "queued", "seconds", "until")
 
     def __init__(self, seconds: float, until: float) -> None:
-        self.seconds = seconds
+        self.seconds: float = seconds
         """Seconds, as the lease's holder was told last."""
-        self.until = until
+        self.until: float = until
         """When it ends (monotonic)."""
-        self.queued = until
+        self.queued: float = until
         """When it is looked at next (likewise)."""
-        self.lapsed = False
+        self.lapsed: bool = False
         """True if the time is over, and the message was given back."""
 
     @property
@@ -388,13 +388,13 @@ class Lease:
     """Set once it is over, but by an ack: see `how_it_ended`."""
 
     def __init__(self, channels: tuple[Channel, ...], place: Place, hold: int = LEASED, whole: bool = False) -> None:
-        self.number = next(_numbers)
+        self.number: int = next(_numbers)
         """No other lease of this process has it, nor one of a process before."""
-        self.channels = channels
+        self.channels: Final = channels
         """For whom it is held: one channel; of an expired message of a topic, all that have yet to ack it."""
-        self.place = place
-        self.hold = hold
-        self.whole = whole
+        self.place: Place = place
+        self.hold: int = hold
+        self.whole: Final = whole
         """Its ack is for all."""
 
     @property

@@ -144,7 +144,10 @@ class Room:
         limits by, and `what` what is counted. `state`: of this destination alone; `volatile`: of messages alone that
         are not persistent."""
         self.name = name
-        self.when_full, self.timeout, self.state, self.volatile = when_full, timeout, state, volatile
+        self.when_full = when_full
+        self.timeout = timeout
+        self.state = state
+        self.volatile = volatile
         self._held, self._what = held, what
         self._max_messages, self._max_bytes = max_messages, max_bytes
         self._messages_option, self._bytes_option = messages_option, bytes_option

@@ -80,9 +80,9 @@ class Level:
     __slots__ = ("cursor", "end", "ready")
 
     def __init__(self, cursor: int = 0) -> None:
-        self.cursor = cursor
+        self.cursor: int = cursor
         """All up to this seq has been fetched."""
-        self.end = 0
+        self.end: int = 0
         """The delivery's `epoch` in which there is nothing in the rows beyond the cursor: see arrivals.py."""
         self.ready: deque[Place] | None = None
         """None before the first fetch: a level may wait long for its turn, and there may be 65,536."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Final
 
 from ....policies.names.destination import Destination
 from ..store_types import Subscription
@@ -14,7 +15,7 @@ class Catalog:
     """All destinations and subscriptions of one store. Any thread may ask; `lock` guards what is added."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: Final = threading.RLock()
         self.destinations: dict[Destination, DestinationState] = {}
         """Destinations, those too from which somebody receives and to which nothing was sent yet."""
         self.by_number: dict[int, DestinationState] = {}
@@ -23,10 +24,12 @@ class Catalog:
         self.leaving: dict[Channel, None] = {}
         """Channels of removed destinations and of subscriptions that have ended, whose messages are still to go, a page
         at a time (purging.py). Under the store's lock."""
-        self.last_number = 0
+        self.last_number: int = 0
         """The highest that a destination or a subscription ever had."""
-        self.messages = self.bytes = 0
-        """Messages, and their bytes, of all destinations together."""
+        self.messages: int = 0
+        """Messages of all destinations together."""
+        self.bytes: int = 0
+        """Their bytes."""
 
     def held(self) -> list[DestinationState]:
         """Return all destinations of which there may be messages, also removed ones. With the store's lock held."""

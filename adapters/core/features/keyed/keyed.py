@@ -39,7 +39,10 @@ class Unchanged(Change):
     leaves = SHRINKS
 
     def __init__(self, keys: Keys, state: DestinationState, names: Sequence[bytes], number: int) -> None:
-        self.keys, self.state, self.names, self.number = keys, state, names, number
+        self.keys: Final = keys
+        self.state: DestinationState = state
+        self.names: Sequence[bytes] = names
+        self.number: int = number
 
     def plan(self, plan: Plan) -> None:
         """Refuse the ticket if one of the keys may have been written since. Raises KeyChangedError."""
@@ -83,8 +86,8 @@ class Keys(Naming):
     """The keys of one open store's maps: the meaning of message ids there."""
 
     def __init__(self) -> None:
-        self.versions = KeyVersions()
-        self.recent = RecentKeys()
+        self.versions: Final = KeyVersions()
+        self.recent: Final = RecentKeys()
         self.waiting: dict[Key, dict[Receiver, None]] = {}
         """Receivers that wait for the value of a key. They are among the receivers of the map's channel, too."""
 
@@ -151,7 +154,7 @@ class RecentKeys:
         """Replaced, not shrunk, so that others may read it."""
         self._most = RECENT_MAX
         """The number of keys beyond which it is looked which of them are applied."""
-        self.whole_at = 0
+        self.whole_at: int = 0
         """The number of the latest plan that may have written any key: before it is applied nothing here counts."""
 
     def get(self, key: Key) -> Written | None:

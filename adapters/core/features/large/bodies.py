@@ -64,7 +64,7 @@ from ...state.leases import DestinationState
 from ..parts import Parts
 from .files import LargeFiles
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SOON_SECONDS: Final = 0.2
 """Until what is to be noted or removed is, in the background."""
@@ -106,11 +106,11 @@ class LargeBodies(Feature):
         order."""
         self._sizes: dict[int, int] = {}
         """Bytes of those, by destination's number: a body that several messages share counts for each."""
-        self.total_bytes = 0
+        self.total_bytes: int = 0
         """Bytes of all destinations' bodies."""
         self._apart: dict[int, dict[int, None]] = {}
         """Transient messages among those in `_live`, likewise by number and seq."""
-        self.transient_bytes = 0
+        self.transient_bytes: int = 0
         """Bytes of the transient messages' bodies."""
         self._maybe_dead: dict[tuple[int, int], None] = {}
         """Messages that may be dead by now: number and seq."""
@@ -127,7 +127,7 @@ class LargeBodies(Feature):
         self._work = threading.RLock()
         """Held by who removes and notes, and while a body that was let go of is taken up again."""
         self._soon = CoalescedJob(self.tidy)
-        self.used = False
+        self.used: bool = False
         """There is something here, or was."""
         self._holds = 0
         """How many want the files that are there to stay. Under `_lock`."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from .....policies.errors import StoreFailedError
 from ....system.files import (
@@ -29,7 +29,7 @@ from ....system.files import (
 )
 from ...record.large import BODY, CHUNK_BYTES, CRC, DIRECTORY, NAME_BYTES, NAMED_AT, PART, START_BYTES, chunk_offset
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class LargeFiles:
@@ -37,7 +37,7 @@ class LargeFiles:
 
     def __init__(self, name: str, directory: Path, file_mode: int | None = None) -> None:
         self._what = f"store {name!r}: a large body cannot be written"
-        self.directory = directory / DIRECTORY
+        self.directory: Final = directory / DIRECTORY
         self._file_mode = file_mode or FILE_MODE
         self._writing: dict[bytes, int] = {}
         """Descriptors."""

@@ -25,7 +25,7 @@ from ...state.limits import NOTHING, Amount, Grant, Room
 if TYPE_CHECKING:
     from ...engine.engine import Engine
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE: Final = 64
 """Messages that are looked up at once."""
@@ -151,7 +151,7 @@ class DropLog:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.RLock()
-        self.count = 0
+        self.count: int = 0
         """Messages, since open."""
         self._new: Counter[Destination] = Counter()
         """Since it was logged last: those that were not stored, and those that had to go."""

@@ -52,8 +52,10 @@ class Waiter:
     """One call that waits for room."""
 
     def __init__(self, request: Request, grant: Grant, seconds: float, submit: Callable[[Waiter], None] | None) -> None:
-        self.request, self.grant, self.submit = request, grant, submit
-        self.deadline = monotonic() + seconds
+        self.request = request
+        self.grant = grant
+        self.submit = submit
+        self.deadline: float = monotonic() + seconds
         self.lacking: set[Room] = set()
         """Rooms that were too small when the waiter was looked at, now or before."""
         self.granted = False
@@ -72,9 +74,10 @@ class Limits(Feature):
     """The quotas of one open store. Threads: all."""
 
     def __init__(self, parts: Parts) -> None:
-        self.engine = engine = parts.engine
+        engine = parts.engine
+        self.engine: Final = engine
         self._rooms = Rooms(engine, parts.directory, parts.index_directory)
-        self.yields = self._rooms.yields
+        self.yields: bool = self._rooms.yields
         self._lock = threading.RLock()
         """Guards all of it. Taken before the store's lock, never after it."""
         self._line: dict[Waiter, None] = {}
@@ -82,7 +85,8 @@ class Limits(Feature):
         self._serving = threading.Lock()
         self._oldest = Oldest(engine)
         self._dropped = DropLog(engine.name)
-        self.tell_new, self.tell_old = self._dropped.new, self._dropped.old
+        self.tell_new: Final = self._dropped.new
+        self.tell_old: Final = self._dropped.old
         self._held: dict[int, list[Grant]] = {}
         """Room that was reserved for plans, by number, until they are applied, and so are counted as held."""
         if self._rooms.limited:

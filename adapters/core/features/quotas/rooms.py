@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .....policies.config.when_full import WhenFull
 from .....policies.names.routes import RouteTable
@@ -50,10 +50,12 @@ class Rooms:
         """None: not known before the store is open."""
         self._by_pattern = RouteTable((pattern, limit) for limit in settings.limits for pattern in limit.match)
         self._has_patterns = bool(settings.limits)
-        self.limited = bool(self.of_store or self._of_nonpersistent or self._of_disks is None or self._has_patterns)
+        self.limited: bool = bool(
+            self.of_store or self._of_nonpersistent or self._of_disks is None or self._has_patterns
+        )
         """True if there is any quota."""
         policies = {when_full, *(limit.when_full for limit in settings.limits)} - {None, WhenFull.FAIL}
-        self.yields = self.limited and bool(policies)
+        self.yields: Final = self.limited and bool(policies)
         """True if something else happens at a quota than an error."""
 
     def _held(self) -> Amount:
@@ -193,9 +195,9 @@ class Request:
         """`freed`: messages of which nothing is left once it is written. `bodies`: of each send the bytes of its body
         alone, where some are freed. `amounts`: of each send, if it is known."""
         self.sends = sends
-        self.amounts = rooms.each_amount(sends) if amounts is None else amounts
+        self.amounts: Final = rooms.each_amount(sends) if amounts is None else amounts
         self.bodies = bodies
-        self.rooms = [rooms.of(change) for change in sends]
+        self.rooms: Final = [rooms.of(change) for change in sends]
         self.freed: dict[Room, Amount] = {}
         for message in freed:
             for room in rooms.at(message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...operations.changes import Ack, Change, Postponed, Returned, Send
 from ...operations.pending_counts import PendingCounts
@@ -26,7 +26,8 @@ class TransientChange(Change):
 
     def __init__(self, begin: Callable[[], TransientEffect], change: Inner) -> None:
         """`begin` returns the effect of a plan that has none yet."""
-        self.begin, self.change = begin, change
+        self.begin: Final = begin
+        self.change: Final = change
         self.room: Any = None
         """Memory that is reserved for it."""
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ...operations.plan import Plan
     from ...operations.tickets import Ticket
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SWAP: Final = "swap"
 """The directory of the swap files, in the store's own."""
@@ -140,7 +140,7 @@ class TransientMessages:
     ) -> None:
         """`submit`: the writer's. `directory`: the store's, for swap files."""
         self._engine, self._submit = engine, submit
-        self.mirrors = Catalog()
+        self.mirrors: Catalog = Catalog()
         """The mirrors."""
         name = f"{engine.name} (not persistent)"
         settings = engine.backend.settings
@@ -148,13 +148,13 @@ class TransientMessages:
             file_mode=file_mode, max_bytes=settings.nonpersistent_memory, roll_over_size=settings.roll_over_size
         )
         self._kept = MemoryRows(name, directory, options, True, self.mirrors, engine.lock)
-        self.mirror_rows = self._kept.rows
+        self.mirror_rows: Callable[..., Any] = self._kept.rows
         """The rows of a mirror and its subscriptions, as Rows.rows."""
-        self.rows = MixedRows(engine.catalog, engine.backend, self._kept)
+        self.rows: MixedRows = MixedRows(engine.catalog, engine.backend, self._kept)
         """The rows of all messages of the store."""
-        self.rows_alone = self.rows.volatile_rows
+        self.rows_alone: Final = self.rows.volatile_rows
         self._priorities = settings.priorities
-        self.window = DuplicateWindow(settings.duplicate_window)
+        self.window: Final = DuplicateWindow(settings.duplicate_window)
         """The duplicate window. Filled under the store's lock."""
         self._written: _Written | None = None
         self._applying = False
@@ -163,7 +163,7 @@ class TransientMessages:
         self._freed: deque[bytes] = deque()
         self.prepared: dict[bytes, Branch] = {}
         """Branches that concern these messages alone, by transaction."""
-        self.dropped = 0
+        self.dropped: int = 0
         """Messages that were sent to a topic without any subscription."""
 
     # Writing, on the thread of whoever calls
