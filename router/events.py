@@ -26,7 +26,7 @@ from ..adapters.system.background import shared
 from ..adapters.system.conditions import unless_busy
 from ..policies.names.destination import Destination
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 EVENTS_MAX: Final = 1000
 """The number of events that wait for one listener."""

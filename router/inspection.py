@@ -38,8 +38,6 @@ class Inspection:
 
     is_own = True
     """The stores are this process's, and go with it."""
-    owner_pid = property(lambda self: os.getpid())
-    """The process that has the directory open."""
 
     def __init__(
         self,
@@ -52,6 +50,11 @@ class Inspection:
         self._registry, self._decisions, self._begin = registry, decisions, begin
         self.sessions = sessions
         """Returns who is connected, and what each holds: plain values."""
+
+    @property
+    def owner_pid(self) -> int:
+        """Return the process that has the directory open."""
+        return os.getpid()
 
     def option(self, destination: Destination, name: str) -> Any:
         """Return an option of the store that a destination is in, or would be; None if its kind has none of that

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ..policies.config import Config, UsageOptions
     from .hosts.data_manager import DataManager
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

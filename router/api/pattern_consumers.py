@@ -44,7 +44,7 @@ from .queue import Queue
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PATTERNS_MAX: Final = 64
 """The number of patterns that are kept ready. One more takes the place of the one used least recently, among those that
@@ -90,7 +90,8 @@ class PatternConsumer:
     ) -> None:
         """`on_put` is called when a queue has come in which there may be something, in any thread, within a send too:
         it must not wait."""
-        self._registry, self.pattern = registry, pattern
+        self._registry = registry
+        self.pattern = pattern
         self._ring: SimpleQueue[_Place | None] = SimpleQueue() if on_put is None else _ToldRing(on_put)
         """None: the router was closed."""
         self._places: dict[Destination, _Place] = {}
@@ -106,7 +107,7 @@ class PatternConsumer:
         self._lost = True
         self._told = False
         """True once somebody has heard that the pattern matches nothing, or it has matched something."""
-        self.users = 0
+        self.users: int = 0
         """The number of threads that receive now; after Ctrl-C perhaps more."""
 
     # Queues come into the ring; none of this waits

@@ -19,7 +19,7 @@ from .patterns import Patterns
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class PatternListener(LookingListener):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from ...adapters.core.messages import Message
 from ...policies.errors import DestinationError
@@ -19,7 +19,7 @@ class Patterns:
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         """Take them. Raises ValueError if there is none."""
-        self.all = tuple(patterns)
+        self.all: Final = tuple(patterns)
         if not self.all:
             raise ValueError("no queue was named to listen to: give a pattern, or one queue or more")
 

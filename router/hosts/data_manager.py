@@ -27,7 +27,7 @@ from ..api.transaction import Savepoint, Transaction
 from ..transactions.xid import Xid, as_xid
 from .transactions import TransactionOperations, Transactions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 classImplements(Savepoint, IDataManagerSavepoint)
 

@@ -44,7 +44,7 @@ from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_wa
 if TYPE_CHECKING:
     from ...policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PASSING_SECONDS: Final = 10.0
 """Seconds that transactions on their way into stores have to get there, at the gate."""

@@ -36,7 +36,7 @@ from ..placement.record import RECORD, DestinationsTable, StoreRow
 if TYPE_CHECKING:
     from ...policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SHOWN_MAX: Final = 20
 

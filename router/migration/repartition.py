@@ -57,7 +57,7 @@ from .plan import Move, digest_of, held_of, interrupted, is_volatile, kinds_chan
 if TYPE_CHECKING:
     from ...policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _DAMAGED: Final = (
     "until the repartition is done no router opens the directory. `anabranch salvage` keeps what can be read of it, "

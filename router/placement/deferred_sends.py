@@ -59,7 +59,8 @@ class DeferredSends:
     ) -> None:
         """Begin without lines. `found` has the stores that were found before; the functions are the registry's."""
         self._store_of = store_of
-        self._found, self.lock, self._gates, self._require_open = found, lock, gates, require_open
+        self._found, self._gates, self._require_open = found, gates, require_open
+        self.lock = lock
         self._for_store, self._record_again = for_store, record_again
         self._lines: dict[Destination, _Line] = {}
 

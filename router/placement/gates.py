@@ -22,9 +22,9 @@ class Gates:
         self._stores, self._lock, self._require_open = stores, lock, require_open
         self._gates: dict[Destination, Gate] = {}
         """The gates of destinations that are about to move: nobody finds their store."""
-        self.moves = 0
+        self.moves: int = 0
         """Counts when a destination is about to change its store, and when that is over."""
-        self.removals = 0
+        self.removals: int = 0
         """The number of destinations that were removed since this was made, or began to move to another store. A caller
         that had found a store before looks again after its call."""
         self._moved: dict[int, tuple[Store, Lease]] = {}

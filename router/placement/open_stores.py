@@ -30,7 +30,7 @@ from ...policies.names.destination import Destination
 from .on_disk.directories import StoreDirectories
 from .record import DestinationsTable, StoreRow
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 OPEN_STORES_MAX: Final = 2048
 """Stores that a router keeps open at once, if the process may have so many files open; beyond either limit an idle one
@@ -105,7 +105,7 @@ class OpenStores:
         self.progress: Progress | None = None
         self.on_open: Callable[[Store], None] = lambda store: None
         """Called with each store that was opened, before anybody else has it."""
-        self.descriptors = 0
+        self.descriptors: int = 0
         """The number of descriptors that the open stores keep open, as they say. Counted anew now and then, since
         Ctrl-C may strike between a change of `_open` and of this."""
         with _all_lock:

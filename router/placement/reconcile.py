@@ -33,7 +33,7 @@ from .record import DestinationRow, DestinationsTable, StoreRow
 if TYPE_CHECKING:
     from ...policies.config import StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SHOWN_MAX: Final = 20
 

@@ -24,7 +24,7 @@ from ...adapters.wal.files.record_file import DamagedError, RecordFile
 from ...policies.errors import AnabranchError, CorruptionError, PlacementError, router_closed
 from ...policies.names.destination import Destination, Kind
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RECORD: Final = "placement.records"
 """The file's name."""

@@ -49,7 +49,7 @@ from .store_statistics import StoreStatistics
 if TYPE_CHECKING:
     from ...policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Store | None)
 T = TypeVar("T")
@@ -73,19 +73,19 @@ class StoreRegistry:
         its stores alive. `require_lock` raises StoreFailedError if the data directory may be another's."""
         self._owner = owner
         self._directories = StoreDirectories(config)
-        self.table = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
+        self.table: DestinationsTable = DestinationsTable(config.bindings / RECORD, config.file_mode, require_lock)
         """The stores and destinations that there are; all read the table, and changes are made here."""
-        self.routing = Routing(config, self.table)
+        self.routing: Final = Routing(config, self.table)
         """The routes of the configuration in force."""
-        self.route = self.routing.route
+        self.route: Final = self.routing.route
         self._stores = OpenStores(self._directories, self.table, owner, require_lock)
-        self.by_destination = self._stores.by_destination
+        self.by_destination: Final = self._stores.by_destination
         """The stores that were found before. One may have been closed since."""
         self._reconciler = Reconciler(
             self._directories, self.routing.routes, self.table, self._stores, self._may_remove
         )
         self._generation = locking.generation
-        self.opened = False
+        self.opened: bool = False
         """Set by the router, once all is compared: True if users may come."""
         self._stopped: StoreFailedError | None = None
         self._statistics = StoreStatistics(
@@ -95,18 +95,20 @@ class StoreRegistry:
             lambda row: self._stores.get(row) is not None, partial(self.with_row, call=_synced_stats), HEALTH_SECONDS
         )
         lock = threading.RLock()  # re-entrant, for signal handlers
-        self.gates = Gates(self._stores, lock, self.require_open)
+        self.gates: Final = Gates(self._stores, lock, self.require_open)
         """The gates of destinations that are about to move, and the counters by which callers notice it."""
-        self.removal = Removal(self.table, self._stores, self._directories, self.gates, self.store_of, self.with_row)
+        self.removal: Final = Removal(
+            self.table, self._stores, self._directories, self.gates, self.store_of, self.with_row
+        )
         """The removal of destinations."""
-        self.records_late = False
+        self.records_late: bool = False
         """True once some transaction has sent to a destination that had no row by then: `record_missing` gives it
         one."""
-        self.deferred = DeferredSends(
+        self.deferred: Final = DeferredSends(
             self.by_destination, lock, self.require_open, self.gates, self.for_store, self.record_again, self.store_of
         )
         """The sends that must not wait until the store of their destination is open."""
-        self.moving = False
+        self.moving: bool = False
         """True if the stores are open to be repartitioned, not to be used: a destination routed elsewhere is no
         error."""
         self.importing = False

@@ -15,7 +15,7 @@ from .on_disk.directories import StoreDirectories
 from .open_stores import OpenStores
 from .record import DestinationsTable, StoreRow
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

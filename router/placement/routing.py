@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
 from ...policies.names.pattern import Pattern
-from ...policies.names.routes import Match
+from ...policies.names.routes import Match, RouteTable
 from .near_names import LOOKED_AT, near_name
 from .record import DestinationsTable
 
 if TYPE_CHECKING:
     from ...policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Routing:
@@ -27,7 +27,8 @@ class Routing:
 
     def reroute(self, config: Config) -> None:
         """Route by this configuration from now on."""
-        self.config, self.routes = config, config.routes()
+        self.config: Config = config
+        self.routes: RouteTable[StoreConfig] = config.routes()
 
     def route(self, destination: Destination) -> Match[StoreConfig]:
         """Return the pattern and the store for a destination. Raises NoRouteError, which names the closest patterns."""

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import filterfalse
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...adapters.core import Store
 from ...adapters.core.messages import Receipt
@@ -54,7 +54,7 @@ from .xid import Xid
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _by_store_name = attrgetter("store.name")
 _id_of = attrgetter("store_id")
@@ -70,12 +70,12 @@ class Coordinator:
     ) -> None:
         self._sync = options.sync is Sync.ALWAYS
         self._registry = registry
-        self.log = DecisionLog(directory, options.sync, file_mode)
-        self.table = TransactionTable(options, self.log)
-        self.cleanup = DecisionCleanup(self.log, registry, self.table)
+        self.log: Final = DecisionLog(directory, options.sync, file_mode)
+        self.table: TransactionTable = TransactionTable(options, self.log)
+        self.cleanup: Final = DecisionCleanup(self.log, registry, self.table)
         registry.removal.forget_decisions = self.cleanup.forget_of
         registry.removal.may_remove = self.cleanup.has_forgotten
-        self.resolver = Resolver(self.log, registry, self.table, self.cleanup)
+        self.resolver: Final = Resolver(self.log, registry, self.table, self.cleanup)
 
     # Opening and closing
 

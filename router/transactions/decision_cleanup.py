@@ -18,7 +18,7 @@ from .global_transaction import GlobalTransaction
 from .states import DONE
 from .table import TransactionTable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class DecisionCleanup:
     def __init__(self, decisions: DecisionLog, registry: StoreRegistry, table: TransactionTable) -> None:
         self._log, self._registry, self._table = decisions, registry, table
         self._lock = threading.RLock()  # a signal handler may come back to it in the same thread
-        self.busy = threading.Lock()
+        self.busy: Final = threading.Lock()
         self._syncing: set[bytes] = set()
         """The ids of the stores that background threads wait for."""
         self.clear()

@@ -111,7 +111,7 @@ class DecisionLog:
         self._lock = threading.RLock()  # guards opening, making and closing it, and beginning an epoch
         self._opened = False
         """Between open and close, whether or not there is a log yet. Guarded by `_lock`."""
-        self.openings = 0
+        self.openings: int = 0
         """Counts what makes `decisions` and `externals` others than they were."""
         self.damage: BaseException | None = None
         """Why it could not be read."""
@@ -120,7 +120,7 @@ class DecisionLog:
     def _clear(self) -> None:
         self._log: wal.Log | None = None
         self._reclaimer: wal.Reclaimer | None = None
-        self.id = b""
+        self.id: bytes = b""
         """16 bytes; empty while there is no log."""
         self.epochs: set[int] = set()
         """All epochs of this log, one for each opening in which it was used: the decision of a transaction of another

@@ -53,14 +53,14 @@ class GlobalTransaction:
     passing = False
     """True if it is on its way into its stores, or was interrupted there: a destination that it changes waits with
     moving."""
-    begun = 0.0
+    begun: float = 0.0
     """Its begin, by the monotonic clock."""
     told: TransactionState | None = None
     """The state that its user is told, where `state` alone does not say it."""
 
     def __init__(self, xid: Xid | None = None) -> None:
         self.xid = xid
-        self.state = ACTIVE
+        self.state: State = ACTIVE
         self.participants: dict[bytes, Participant] = {}
         """By store id, since a store that was closed for being idle comes back as another object."""
 

@@ -98,7 +98,7 @@ class Operations:
         """By their stores' ids; some may have nothing to do any more."""
         self._found: dict[int, tuple[Destination, Participant]] = {}
         """By the identity of a destination that was sent to, so that the next send there does not look again."""
-        self.bytes = 0
+        self.bytes: int = 0
         """The bytes of all bodies that are sent."""
 
     def __len__(self) -> int:

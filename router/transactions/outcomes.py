@@ -25,7 +25,7 @@ from .global_transaction import GlobalTransaction
 from .states import COMMIT, ROLLBACK, Outcome
 from .xid import Xid
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _by_id = attrgetter("id")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from ...adapters.core import Store
 from ...adapters.core.messages import Message, Outgoing, Receipt
@@ -18,9 +18,9 @@ from ...policies.errors import AnabranchError, ClosedError, StoreFailedError, Un
 from ...policies.names.destination import Destination
 from ..placement.registry import StoreRegistry
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
-is_limited = attrgetter("store.limited")
+is_limited: Final = attrgetter("store.limited")
 """Whether a participant's store has quotas."""
 
 T = TypeVar("T")
@@ -41,11 +41,11 @@ class Participant:
 
     def __init__(self, store_id: bytes, store: Store | None = None, first: Destination | None = None) -> None:
         self.store_id = store_id
-        self.store = store
+        self.store: Store | None = store
         """The store when the transaction came to it; it may have been closed since, or have failed."""
         self.first = first
         """A destination in the store, which opens the store again if it was closed for being idle."""
-        self.volatile = store is not None and store.volatile
+        self.volatile: bool = store is not None and store.volatile
         """True if it takes part in visibility only, and no decision names it (rule T7): a memory store, or one that is
         concerned with transient messages alone."""
         self.sends: list[tuple[Destination, Outgoing]] = []

@@ -30,7 +30,7 @@ from .primary import outcome_in, settled_in
 from .states import DECIDED, DONE
 from .table import TransactionTable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _is_volatile = attrgetter("volatile")
 

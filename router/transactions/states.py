@@ -45,7 +45,9 @@ class State(Enum):
     """The states that may come next."""
 
     def __init__(self, label: str, meaning: str, survives: str) -> None:
-        self.label, self.meaning, self.survives = label, meaning, survives
+        self.label = label
+        self.meaning = meaning
+        self.survives = survives
 
 
 ACTIVE: Final = State.ACTIVE

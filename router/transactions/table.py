@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...adapters.core.store_types import Prepared
 from ...adapters.system.background import shared
@@ -19,7 +19,7 @@ from .xid import Xid
 if TYPE_CHECKING:
     from ...policies.config import TransactionOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Begun(Protocol):
@@ -51,7 +51,7 @@ class TransactionTable:
         self.options = options
         self._log = decisions
         # Guards adding, and the moves of those that no thread has in hand. A signal handler may come back to it.
-        self.lock = threading.RLock()
+        self.lock: Final = threading.RLock()
         self.begun: dict[GlobalTransaction, Begun] = {}
         """The transactions that their users have not ended yet, oldest first. Open transactions are limited in number
         and in time."""

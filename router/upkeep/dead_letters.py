@@ -38,7 +38,7 @@ from ..api.transaction import Transaction
 from ..events import Event, Events, MessageDeadLettered, MessageDropped, MessageExpired
 from ..placement.registry import StoreRegistry
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 1.0
 SWEEP_MAX: Final = 100
@@ -68,7 +68,7 @@ class DeadLetterSweeper:
         """The stores whose messages are being dead-lettered; after Ctrl-C perhaps more."""
         self._spent: dict[bytes, Store] = {}
         """Stores, by their ids, in which messages wait to be dead-lettered whose last failures only memory knows."""
-        self.closed = True
+        self.closed: bool = True
         self._turn = 0
         """Counts the times it was opened: work scheduled for an earlier time is skipped."""
         self._refused: OrderedDict[tuple[bytes, int], float] = OrderedDict()
@@ -76,8 +76,10 @@ class DeadLetterSweeper:
         soonest first."""
         self._deleted = RareWarnings(_warn_of_deleted)
         """Warnings by store and queue. An expired message is not counted: it was meant to go."""
-        self.dead_lettered = self.dropped = 0
-        """Messages since open."""
+        self.dead_lettered: int = 0
+        """Messages that came into a dead-letter queue since open."""
+        self.dropped: int = 0
+        """Messages that were dropped since open."""
 
     def open(self) -> None:
         """Look now and then, until `close`."""

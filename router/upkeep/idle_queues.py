@@ -21,7 +21,7 @@ from ..api.queue import Queue
 from ..placement.registry import StoreRegistry
 from ..transactions.table import TransactionTable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 4

@@ -38,7 +38,7 @@ from ..placement.record import RECORD, DestinationsTable
 from .closed_directory import LOCK
 from .salvaged_logs import USAGE, mend_database, mend_decisions, mend_usage, restored_id
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 REPORT: Final = "salvage.json"
 CHUNK_BYTES: Final = 1 << 20

@@ -39,7 +39,7 @@ from .configuration import remember
 if TYPE_CHECKING:
     from ...policies.config import Config, UsageOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SHARES: Final = 16
 """Parts of `max_bytes`, one of which is a segment's size, at most SEGMENT_BYTES_MAX."""
@@ -96,7 +96,8 @@ class UsageLog:
     ) -> None:
         """Make a recording that is not open. `path`: its directory. `stores` returns the open ones. `configuration`
         returns the one in force."""
-        self.path, self.options = path, options
+        self.path = path
+        self.options = options
         self._stores, self._configuration = stores, configuration
         self._remembered: Config | None = None
         """The configuration that is written in its directory."""
@@ -113,7 +114,7 @@ class UsageLog:
         self._generation = locking.generation
         self._session = self._recorded = self._unwritten = self._rows_bytes_max = 0
         self._incarnations = itertools.count(1)
-        self.active = False
+        self.active: bool = False
         """True while stores are told to record."""
         self.failed: str | None = None
         """The reason why nothing is recorded any more, or never was; None where that has not failed."""

@@ -16,7 +16,7 @@ from .log import UsageLog, UsageStats
 if TYPE_CHECKING:
     from ...policies.config import Config, UsageOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class UsageRecording:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ....policies.config import Config, StoreConfig
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 NAME_BYTES_MAX: Final = 120
 _PLAIN: Final = frozenset(string.ascii_lowercase + string.digits + "_-.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ....policies.config import Config
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 NAME: Final = "in-force.yaml"
 FILE: Final = "stores.yaml"
