@@ -8,7 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Subscription
@@ -39,12 +39,12 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
             raise AttributeError(f"an AsyncMessage has no {name}: let a task await {name.removesuffix('_nowait')}()")
         return getattr(self._of, name)
 
-    ack = awaited(Message.ack)
-    release = awaited(Message.release)
-    reject = awaited(Message.reject)
-    extend = awaited(Message.extend)
-    read = awaited(Message.read)
-    open = awaited(Message.open)
+    ack: Final = awaited(Message.ack)
+    release: Final = awaited(Message.release)
+    reject: Final = awaited(Message.reject)
+    extend: Final = awaited(Message.extend)
+    read: Final = awaited(Message.read)
+    open: Final = awaited(Message.open)
 
     @property
     def body(self) -> T:
@@ -64,7 +64,7 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
 class _Backlog(Awaited[Any], Generic[T]):
     __slots__ = ()
 
-    depth = awaited(Backlog.depth)
+    depth: Final = awaited(Backlog.depth)
 
     def _message(self, message: Message[T]) -> AsyncMessage[T]:
         return AsyncMessage(self._connection, message)
@@ -89,8 +89,8 @@ class _Consumer(_Backlog[T]):
         behind = after._of if isinstance(after, AsyncMessage) else after
         return Each(self, lambda: self._of.browse(limit, behind, leased=leased), self._message)
 
-    purge = awaited(Consumer.purge)
-    counts = awaited(Consumer.counts)
+    purge: Final = awaited(Consumer.purge)
+    counts: Final = awaited(Consumer.counts)
 
     async def wait_empty(self, timeout: float | None = None) -> bool:
         """Wait until nothing is held here any more, as Consumer.wait_empty."""
@@ -126,13 +126,13 @@ class _Consumer(_Backlog[T]):
         return self.consume()
 
 
-class _Endpoint(Awaited[Any]):
+class _Endpoint(Awaited[Any], Generic[T]):
     __slots__ = ()
 
-    send = awaited(Endpoint.send)
-    send_many = awaited(Endpoint.send_many)
-    declare = awaited(Endpoint.declare)
-    delete = awaited(Endpoint.delete)
+    send: Final = awaited(Endpoint[T].send)
+    send_many: Final = awaited(Endpoint[T].send_many)
+    declare: Final = awaited(Endpoint.declare)
+    delete: Final = awaited(Endpoint.delete)
 
     @property
     def destination(self) -> Any:
@@ -140,7 +140,7 @@ class _Endpoint(Awaited[Any]):
         return self._of.destination
 
 
-class AsyncQueue(_Endpoint, _Consumer[T]):
+class AsyncQueue(_Endpoint[T], _Consumer[T]):
     """A queue, as Queue."""
 
     __slots__ = ()
@@ -156,7 +156,7 @@ class AsyncSubscriber(_Consumer[T]):
 
     __slots__ = ()
 
-    unsubscribe = awaited(Subscriber.unsubscribe)
+    unsubscribe: Final = awaited(Subscriber.unsubscribe)
 
     @property
     def subscription(self) -> Subscription:
@@ -165,7 +165,7 @@ class AsyncSubscriber(_Consumer[T]):
         return found
 
 
-class AsyncTopic(_Endpoint, _Backlog[T]):
+class AsyncTopic(_Endpoint[T], _Backlog[T]):
     """A topic, as Topic."""
 
     __slots__ = ()
@@ -188,17 +188,17 @@ class AsyncMap(Awaited[Map[V]], Generic[V]):
 
     __slots__ = ()
 
-    get = awaited(Map.get)
-    get_many = awaited(Map.get_many)
-    count = awaited(Map.count)
-    put = awaited(Map.put)
-    put_if_absent = awaited(Map.put_if_absent)
-    compare_and_set = awaited(Map.compare_and_set)
-    pop = awaited(Map.pop)
-    increment = awaited(Map.increment)
-    touch = awaited(Map.touch)
-    declare = awaited(Map.declare)
-    delete = awaited(Map.delete)
+    get: Final = awaited(Map[V].get)
+    get_many: Final = awaited(Map[V].get_many)
+    count: Final = awaited(Map[V].count)
+    put: Final = awaited(Map[V].put)
+    put_if_absent: Final = awaited(Map[V].put_if_absent)
+    compare_and_set: Final = awaited(Map[V].compare_and_set)
+    pop: Final = awaited(Map[V].pop)
+    increment: Final = awaited(Map[V].increment)
+    touch: Final = awaited(Map[V].touch)
+    declare: Final = awaited(Map[V].declare)
+    delete: Final = awaited(Map[V].delete)
 
     async def wait(
         self, key: str, timeout: float | None = None, default: Any = None, *, unless: V | None = None
@@ -215,7 +215,7 @@ class AsyncMap(Awaited[Map[V]], Generic[V]):
 
 def _gathered(method: Callable[..., R]) -> Callable[..., Coroutine[Any, Any, R]]:
     """Return a method as `awaited_with` does, of a transaction, which notes the call."""
-    begin = awaited_with(method)
+    begin: Final = awaited_with(method)
 
     @functools.wraps(method)
     def call(self: AsyncTransaction, /, *given: Any, **options: Any) -> Coroutine[Any, Any, R]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from ...policies.errors import AnabranchError, ClosedError, router_closed
 from ..sharing import protocol
@@ -22,7 +23,7 @@ from ..sharing.client.greeting import Greeter
 from ..sharing.descriptors import READ_BYTES, send
 from .workers import GreenletExit, current, pause, result_of, start
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def _period() -> float:
@@ -35,7 +36,7 @@ class LoopConnection(Exchange):
     def __init__(self, directory: Path, greeter: Greeter, held: Callable[[], list[protocol.Held]]) -> None:
         """Connect by a greeter, in a worker; `held` is as Exchange says."""
         self._greeter = greeter
-        self.loop = asyncio.get_running_loop()
+        self.loop: Final = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._sock: socket.socket | None = None
         self._in = bytearray()

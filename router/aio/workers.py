@@ -11,7 +11,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...policies.errors import MissingExtraError
 
@@ -21,7 +21,7 @@ except ImportError:
     raise MissingExtraError("anabranch.aio needs greenlet: pip install 'anabranch[aio]'") from None
 
 __all__ = ["GreenletExit", "Worker", "current", "pause", "result_of", "run", "start"]
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -31,7 +31,7 @@ class Worker(greenlet):  # type: ignore[misc]
 
     def __init__(self, run: Callable[[], object]) -> None:
         super().__init__(run)
-        self.gr_context = contextvars.copy_context()
+        self.gr_context: Final = contextvars.copy_context()
 
     def resume(self) -> None:
         """Let it go on."""

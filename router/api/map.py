@@ -69,13 +69,13 @@ class Map(Generic[V]):
 
     # Reading
 
-    def get(self, key: str, default: T | None = None) -> V | T | None:
+    def get(self: Map[V], key: str, default: T | None = None) -> V | T | None:
         """Return the value of a key; `default` if it has none. Raises DecodeError for one that the codec does not
         take."""
         body = self._held(lambda store: store.maps.get(self.destination, key), None)
         return self._missing(key, default) if body is None else self._decoded(key, body)
 
-    def get_many(self, keys: Iterable[str]) -> dict[str, V]:
+    def get_many(self: Map[V], keys: Iterable[str]) -> dict[str, V]:
         """Return the values of these keys, by key, in their order; a key without a value is left out. Some are looked
         up at a time, and others may write meanwhile. Raises DecodeError as `get`."""
         if isinstance(keys, str):
@@ -158,7 +158,7 @@ class Map(Generic[V]):
         except DecodeError:
             return False
 
-    def pop(self, key: str, default: T | None = None) -> V | T | None:
+    def pop(self: Map[V], key: str, default: T | None = None) -> V | T | None:
         """Remove a key; returns the value that it had, `default` if it had none. Raises DecodeError for one that the
         codec does not take, which stays."""
         if self._codec is not None:

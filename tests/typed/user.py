@@ -24,6 +24,7 @@ from anabranch import (
     TransactionOptions,
     UsageOptions,
 )
+from anabranch.aio import AsyncMap, AsyncQueue
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def topics_and_maps_as_they_run(router: anabranch.Router) -> None:
     map = router.map("b", codec=MailCodec())
     map.put("k", Mail("a"))
     assert_type(map.get("k"), Mail | None)
+    assert_type(map.get_nowait("k").result(), Mail | None)
+    assert_type(map.get_many_nowait(["k"]).result(), dict[str, Mail])
     assert_type(router.map("b"), anabranch.Map[bytes])
 
 
@@ -134,6 +137,14 @@ def passed_on(queue: anabranch.Queue, mails: anabranch.Queue[Mail], message: ana
     queue.send(message.body)
     mails.send(Mail(message.body.decode()))
     return message.body
+
+
+async def what_is_awaited(mails: AsyncQueue[Mail], map: AsyncMap[Mail]) -> None:
+    """Not run."""
+    await mails.send(Mail("a"))
+    await mails.send_many([Mail("b"), Outgoing(Mail("c"))])
+    await map.put("k", Mail("a"))
+    await map.compare_and_set("k", Mail("a"), Mail("b"))
 
 
 def queues_that_are_wrong(router: anabranch.Router) -> None:
