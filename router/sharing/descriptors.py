@@ -33,7 +33,7 @@ class Descriptor:
     __slots__ = ("__weakref__", "fd")
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd: Final = fd
 
     def __del__(self) -> None:
         with suppress(OSError):

@@ -51,10 +51,12 @@ class Bodies:
 
     def __init__(self, directory: Path, ask: Callable[[Request], Any], exchange: Callable[[], Exchange]) -> None:
         """`exchange` returns what the descriptors go with, and come from."""
-        self._directory, self.ask, self.exchange = directory, ask, exchange
+        self._directory = directory
+        self.ask = ask
+        self.exchange = exchange
         self.unused: deque[int] = deque()
         """Numbers of bodies that the owner need not keep any more, and is yet to be told of."""
-        self.numbers = itertools.count(-1, -1)  # the owner's are above 0
+        self.numbers: Final = itertools.count(-1, -1)  # the owner's are above 0
         self._given: WeakValueDictionary[int, GivenBody] = WeakValueDictionary()
         """Those that are to be sent, by number."""
 
@@ -131,11 +133,13 @@ class GivenBody(LargeBody):
     __slots__ = ("__weakref__", "_bodies", "descriptor", "number", "request", "size")
 
     def __init__(self, bodies: Bodies, descriptor: Descriptor, offset: int) -> None:
-        self._bodies, self.number = bodies, next(bodies.numbers)
-        self.descriptor = bodies.exchange().descriptors[self.number] = descriptor
+        self._bodies = bodies
+        self.number: Final = next(bodies.numbers)
+        self.descriptor: Final = descriptor
+        bodies.exchange().descriptors[self.number] = descriptor
         found = os.fstat(descriptor.fd)
-        self.size = max(found.st_size - offset, 0)
-        self.request = Body(self.number, identity_of(found), offset, self.size, found.st_mtime_ns)
+        self.size: int = max(found.st_size - offset, 0)
+        self.request: Final = Body(self.number, identity_of(found), offset, self.size, found.st_mtime_ns)
 
     @property
     def packed(self) -> list[int]:
@@ -158,7 +162,7 @@ class RemoteBody(StoredBody):
         descriptor = bodies.exchange().arrived.take((device, inode))
         super().__init__(_File(bodies, number, descriptor), REFERENCE.unpack(reference)[0])
         self.describe(reference)
-        self.number = number
+        self.number: int = number
 
     @property
     def packed(self) -> list[int]:

@@ -39,7 +39,7 @@ from . import heartbeat
 from .exchange import RETRY_SECONDS, Asked, Exchange
 from .greeting import Greeter
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FINISH_SECONDS: Final = 5.0
 """For so long a connection that is closed waits for the answers to what was begun."""
@@ -56,15 +56,17 @@ class _Link:
     __slots__ = ("buffer", "came", "quiet", "sends", "sock", "takes", "waits")
 
     def __init__(self, sock: socket.socket, buffer: bytearray) -> None:
-        self.sock, self.buffer = sock, buffer
+        self.sock: Final = sock
+        self.buffer: bytearray = buffer
         self.came: list[Any] = []
         """What was read and is not in the buffer yet; nothing, at the end."""
-        self.sends = self.takes = False
+        self.sends: bool = False
+        self.takes: bool = False
         """A thread sends, or takes what has come, with the lock held; without it: one was interrupted there, and what
         has gone, or come, is not known any more."""
-        self.waits = False
+        self.waits: bool = False
         """A thread is about to read, or was interrupted there, which has lost nothing."""
-        self.quiet = 0
+        self.quiet: int = 0
         """For so many periods nothing has come or gone."""
         period = heartbeat.HEARTBEAT_SECONDS / heartbeat.PERIODS
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # which cost nothing while something comes
@@ -394,7 +396,7 @@ class Connection(Exchange):
         """Close the connection, once what was begun is answered: the owner gives back what this client holds.
         Idempotent."""
         if self.is_closed or self._is_forked:  # all of it is the parent's then
-            self.is_closed = True
+            self.is_closed: bool = True
             return
         deadline = time.monotonic() + FINISH_SECONDS
         while self._is_brief and time.monotonic() < deadline:

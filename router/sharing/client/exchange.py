@@ -32,7 +32,7 @@ from ..clients import ClientFile
 from ..descriptors import Arrived, Descriptor
 from . import heartbeat
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 """Until an owner is looked for again that did not come."""
@@ -81,7 +81,8 @@ class Exchange(ABC):
 
     def __init__(self, directory: Path, held: Callable[[], list[protocol.Held]]) -> None:
         """`held` tells what this client holds."""
-        self.directory, self._held = directory, held
+        self._held = held
+        self.directory = directory
         self.on_push: Callable[[int, list[Any] | None, list[Any] | None], None] = lambda number, messages, error: None
         """Called with what comes for a listener, or with the error that has ended it."""
         self.on_reconnect: Callable[[], list[protocol.Request]] = list
@@ -92,13 +93,14 @@ class Exchange(ABC):
         """Called in a child as it is forked, which holds nothing."""
         self.descriptors: WeakValueDictionary[int, Descriptor] = WeakValueDictionary()
         """Those of the bodies that are to be sent, which go with a Body of their number."""
-        self.is_closed = self._is_forked = False
+        self.is_closed: bool = False
+        self._is_forked = False
         self._begin()
         _exchanges.add(self)
 
     def _begin(self) -> None:
         """Begin as a client of the owner, which has no connection yet."""
-        self.client = f"{os.getpid():x}-{os.urandom(8).hex()}"
+        self.client: str = f"{os.getpid():x}-{os.urandom(8).hex()}"
         self._file = ClientFile(self.directory, self.client)
         self._place = self.directory.stat()
         """Which directory it is, whatever comes to be of that name."""
@@ -106,10 +108,10 @@ class Exchange(ABC):
         self._unanswered: dict[int, Asked] = {}
         self._outcomes: dict[int, tuple[Promise[Any], Any, BaseException | None]] = {}
         """By number: those of futures that are to be resolved, together."""
-        self.arrived = Arrived()
+        self.arrived: Arrived = Arrived()
         self._owner = ""
         """Tells the owner that it was connected to last from those before and after it."""
-        self.owner_pid = 0
+        self.owner_pid: int = 0
         self._is_silent = False
         """The owner has not answered for too long."""
         self._has_left = False

@@ -28,7 +28,7 @@ from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_
 from .bodies import Bodies, RemoteBody, taken_out
 from .exchange import Exchange
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -49,16 +49,16 @@ class RemoteLease:
     __slots__ = ("__weakref__", "end", "held", "hold", "is_lost", "is_timed", "kept", "reason", "rejection", "store")
 
     def __init__(self, store: RemoteLeases, held: Held, is_timed: bool) -> None:
-        self.store = store
-        self.held = held
-        self.is_timed = is_timed
+        self.store: RemoteLeases = store
+        self.held: Held = held
+        self.is_timed: bool = is_timed
         """It runs out, unless a transaction has claimed it."""
-        self.hold = LEASED
-        self.kept = False
+        self.hold: int = LEASED
+        self.kept: bool = False
         """Somebody has its token."""
-        self.end = ""
+        self.end: str = ""
         """How it ended."""
-        self.is_lost = False
+        self.is_lost: bool = False
         """Its holder did not end it."""
         self.reason: Failure | None = None
         """Why it is about to be given back."""
@@ -122,8 +122,8 @@ class RemoteLeases:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.connection: Exchange
-        self.abandoned = _Abandoned(self)
-        self.bodies = Bodies(directory, self.ask, lambda: self.connection)
+        self.abandoned: Final = _Abandoned(self)
+        self.bodies: Bodies = Bodies(directory, self.ask, lambda: self.connection)
         self._leases: WeakValueDictionary[str, RemoteLease] = WeakValueDictionary()
         """What this client holds, by token. One that nobody has is none: who was given it was interrupted."""
         self._kept: dict[str, RemoteLease] = {}

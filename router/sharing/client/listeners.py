@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -29,7 +29,9 @@ class Listeners:
     ) -> None:  # fmt: skip
         """`later` makes a call that asks. `give_back` gives back leases, by their tokens, as if nobody had held
         them."""
-        self.ask, self._later, self.give_back = ask, later, give_back
+        self._later = later
+        self.ask = ask
+        self.give_back = give_back
         self._listeners: dict[int, RemoteListener] = {}
         self._numbers = itertools.count(1)
 
@@ -110,7 +112,7 @@ class RemoteListener:
     ) -> None:
         self._listeners, self._begin = listeners, begin
         self._on_message, self._on_end = on_message, on_end
-        self.lease = begin.lease
+        self.lease: Final = begin.lease
         """Seconds for which its messages are leased."""
         self._wanted = self._granted = begin.credit
         """How many messages the owner may still give it, and how many it could give it since the beginning."""

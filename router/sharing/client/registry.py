@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -47,16 +47,17 @@ class RemoteRegistry:
     """A forked child is a client of its own, and goes on."""
 
     def __init__(self, config: Config, store: RemoteStore) -> None:
-        self.config, self._store = config, store
-        self.table = SimpleNamespace(destinations=_Destinations(store), stores={store.store_id: None})
-        self.routing = Routing(config, self.table)  # type: ignore[arg-type]
-        self.route = self.routing.route
-        self.gates = SimpleNamespace(removals=0, moves=0)
+        self._store = store
+        self.config = config
+        self.table: SimpleNamespace = SimpleNamespace(destinations=_Destinations(store), stores={store.store_id: None})
+        self.routing: Final = Routing(config, self.table)  # type: ignore[arg-type]
+        self.route: Final = self.routing.route
+        self.gates: Final = SimpleNamespace(removals=0, moves=0)
         """No destination moves as far as clients see: the owner follows it."""
-        self.removal = SimpleNamespace(delete=store.delete)
-        self.subscriptions_of = store.subscriptions_of
-        self.by_destination = SimpleNamespace(get=lambda destination, otherwise=None: store)
-        self.deferred = SimpleNamespace(send=lambda destination, call, found: self.for_store(destination, call))
+        self.removal: Final = SimpleNamespace(delete=store.delete)
+        self.subscriptions_of: Final = store.subscriptions_of
+        self.by_destination: Final = SimpleNamespace(get=lambda destination, otherwise=None: store)
+        self.deferred: Final = SimpleNamespace(send=lambda destination, call, found: self.for_store(destination, call))
         """What a router does with a send whose store was just closed; here the connection was."""
         self.opened = False
 
@@ -71,7 +72,8 @@ class RemoteRegistry:
         self.route(destination)
         return self._store
 
-    store_for = store_to_be = store_of
+    store_for = store_of
+    store_to_be = store_of
 
     def for_store(self, destination: Destination, call: Callable[[Any], T], otherwise: T | None = None) -> T:
         """Call with the store: the owner knows whether it has the destination."""

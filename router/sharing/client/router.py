@@ -46,7 +46,7 @@ from .transactions import RemoteCoordinator, RemoteOutcomes
 if TYPE_CHECKING:
     from ....policies.config import Config, UsageOptions
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _KINDS: Final[dict[str, type[Event]]] = {
     name: one for name, one in vars(kinds).items() if isinstance(one, type) and issubclass(one, Event)

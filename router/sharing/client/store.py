@@ -54,7 +54,7 @@ from .leases import NOT_SHARED, RemoteLease, RemoteLeases, require_lease
 from .listeners import Listeners, RemoteListener
 from .maps import RemoteMaps
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class RemoteStore(RemoteLeases):
@@ -62,13 +62,13 @@ class RemoteStore(RemoteLeases):
 
     volatile = shared = limited = False
     failed: BaseException | None = None
-    store_id = bytes(16)
+    store_id: bytes = bytes(16)
 
     def __init__(self, directory: Path, owner: object) -> None:
         super().__init__(directory)
-        self.name = directory.name
+        self.name: str = directory.name
         self.owner = owner
-        self.maps = RemoteMaps(self.call)
+        self.maps: RemoteMaps = RemoteMaps(self.call)
         self._listeners = Listeners(self.ask, lambda call: self.connection.later(call), self._quietly)
         self.on_event: Callable[[list[Any]], None] = lambda packed: None
         """Called with each event of the owner's router that it was asked for."""

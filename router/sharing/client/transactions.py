@@ -55,7 +55,7 @@ class RemoteCoordinator(Coordinator):
 
     def __init__(self, config: Config, store: RemoteStore, registry: Any) -> None:
         self._store, self._registry = store, registry
-        self.table = _TransactionTable(config.transactions, store)
+        self.table: TransactionTable = _TransactionTable(config.transactions, store)
         self.table.closed = False
         self._votes: dict[GlobalTransaction, int] = {}
         self._prepared: dict[Xid, list[RemoteLease]] = {}

@@ -44,7 +44,9 @@ class Called:
     def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False) -> None:
         """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
         thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them."""
-        self._run, self.is_long, self.is_page = run, is_long, is_page
+        self._run = run
+        self.is_long = is_long
+        self.is_page = is_page
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
         self._places = [n for n, one in enumerate(types) if one is Destination]

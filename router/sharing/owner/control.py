@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...router import Router
     from .server import Server
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 LINGER_SECONDS: Final = 2.0

@@ -24,7 +24,7 @@ from .loop import Loop
 from .rounds import Asked
 from .session import Session
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 GRACE_SECONDS: Final = 2.0
 """For so long a new owner waits for the clients of the one before to tell what they hold; and for a client that lives
@@ -56,7 +56,7 @@ class Presence:
         self._on_parked = on_parked
         self._directory = router.config.directory
         self._process = f"{_process}."
-        self.generation = self._process + os.urandom(8).hex()
+        self.generation: Final = self._process + os.urandom(8).hex()
         """Tells this owner from those before and after it, and its process from others."""
         self.sessions: dict[socket.socket, Session] = {}
         self.idle_since: float | None = time.monotonic()

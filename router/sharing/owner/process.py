@@ -26,7 +26,7 @@ from .server import Server
 if TYPE_CHECKING:
     from ....policies.config import Config
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 """How often a thread that only waits looks whether a signal has come: one that comes just as it begins to wait does not

@@ -29,7 +29,7 @@ from .answers import Answers
 from .session import PAGE_BYTES, UNREAD_MAX, Session, slices
 from .writing import Writes
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 16_384
 """Receives of a client that may wait at once."""

@@ -30,7 +30,7 @@ from .reading import Hand, Reads
 from .session import Session
 from .writing import Begun, Gathered, Writes
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SLOW_SECONDS: Final = 0.5
 """A round that takes longer is left to its thread."""
@@ -53,7 +53,7 @@ class Rounds:
         """`go_on` lets another thread serve, which does the rest of a round by `run_rest`, and goes on reading of a
         session by `watch`."""
         self._loop, self._go_on, self._run_rest, self._watch = loop, go_on, run_rest, watch
-        self.answers = Answers()
+        self.answers: Final = Answers()
         self._writes = writes = Writes(router, self.answers)
         reads = Reads(router._registry, self.answers, writes, loop.at, self._ask)
         self.ops: dict[type[protocol.Request | Hand], Callable[[Session, int, Any], None]] = {
@@ -73,7 +73,7 @@ class Rounds:
         }
         self.changing: set[tuple[Session, int]] = set()
         """Long calls that are under way, and change something."""
-        self.turn = 0
+        self.turn: int = 0
         """Rises when another thread goes on with serving, since this one is held up."""
         self._busy_since: float | None = None
         """When the round began that is under way (monotonic)."""

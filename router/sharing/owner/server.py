@@ -26,7 +26,7 @@ from .presence import GRACE_SECONDS, Presence
 from .rounds import Asked, Rounds
 from .session import UNREAD_MAX, Session
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 UNREAD_SECONDS: Final = 30.0
 """A client that reads nothing for so long, while too much waits for it, is dropped."""
@@ -63,7 +63,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self.holds_start = False
         """This process ends with the server: nobody starts another owner before it has let go of the directory."""
-        self.ended = threading.Event()
+        self.ended: Final = threading.Event()
         """Set once the server serves no more."""
 
     # Starting and ending

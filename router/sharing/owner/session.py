@@ -24,13 +24,14 @@ from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
 from ...api.transaction import Transaction
 from ...events import EventListener
+from ...placement.registry import StoreRegistry
 from ...router import Router
 from .. import protocol
 from ..descriptors import NONE, READ_BYTES, Arrived, Descriptor, send
 from ..socket_file import identity_of
 from .bodies import GivenFile, all_given
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 8 << 20
 """Bytes of bodies after which a page of messages, or of a map's values, ends."""
@@ -74,17 +75,17 @@ class Session:
         self.sock = sock
         self._on_change = on_change
         self.router = router
-        self.registry = router._registry
-        self.client = ""
+        self.registry: StoreRegistry = router._registry
+        self.client: str = ""
         """The client's id; empty before its Hello."""
         self._made = ""
         """The ids begin so that its messages without one are given."""
-        self.pid = 0
-        self.lock = threading.RLock()
+        self.pid: int = 0
+        self.lock: Final = threading.RLock()
         self._in = bytearray()
-        self.out = bytearray()
+        self.out: bytearray = bytearray()
         """What the socket did not take yet."""
-        self.unanswered = 0
+        self.unanswered: int = 0
         self.large: dict[int, int] = {}
         """By number: the bytes of large requests that have no answer."""
         self._large_bytes = 0
@@ -108,15 +109,15 @@ class Session:
         """Large bodies that the client has received, by number."""
         self.given: dict[int, GivenFile] = {}
         """Those that it is to send, by its numbers."""
-        self.arrived = Arrived()
+        self.arrived: Final = Arrived()
         self.passed: set[int] = set()
         """Numbers of the bodies whose descriptors the client was passed."""
         self.voted: dict[int, Transaction] = {}
         """Transactions that have voted, by the numbers of the requests, until the client says their outcome."""
-        self.numbers = itertools.count(int.from_bytes(os.urandom(5)) << 20)
+        self.numbers: Final = itertools.count(int.from_bytes(os.urandom(5)) << 20)
         """Of bodies: others than those of an owner before."""
         self.events: EventListener | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self.watched = 0
         """The events that are waited for at the socket."""
         self.is_unread = False
