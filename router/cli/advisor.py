@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -40,12 +40,12 @@ def _listed(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -
     return tuple(PathOrUrl().convert(part, param, ctx) for part in given)
 
 
-usage_option = click.option(
+usage_option: Final = click.option(
     "--usage", "usage_directories", callback=_listed, metavar="DIR,...", multiple=True,
     help="A usage log: the directory usage/ of a data directory, or that itself, or its hdfs:// URL. Those of several "
          "nodes, or a directory that holds them, are read as one trace.",
 )  # fmt: skip
-workload_option = click.option(
+workload_option: Final = click.option(
     "--workload", "workload_path", type=LocalPath(), metavar="FILE",
     help="A workload description in YAML, from which a trace is generated.",
 )  # fmt: skip
@@ -248,7 +248,7 @@ def _on_this_machine(given: Sequence[Path | str], master: str | None) -> Iterato
         yield places
 
 
-class SizeOption(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
+class SizeOption(click.types.IntParamType):
     """`512KiB`, `32MiB`, or bytes."""
 
     name = "size"

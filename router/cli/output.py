@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -56,7 +56,7 @@ class Seconds(click.FloatRange):
         return super().convert(seconds, param, ctx)
 
 
-json_option = click.option(
+json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text. Errors stay text, on stderr."
 )
 
@@ -66,7 +66,7 @@ def config_file(text: str, **more: Any) -> Callable[[Command], Command]:
     return click.option("--config", "-c", "config_path", type=LocalPath(), help=text, **more)
 
 
-config_option = config_file("The configuration file.", default=Path("stores.yaml"), show_default=True)
+config_option: Final = config_file("The configuration file.", default=Path("stores.yaml"), show_default=True)
 
 
 def echo_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> None:

@@ -38,9 +38,9 @@ _MSGPACK: Final = "application/msgpack"
 _JSON: Final = "application/json"
 
 _LINES_HELP: Final = "Print one JSON object for each message, on a line of its own. Errors stay text, on stderr."
-json_lines = click.option("--json", "as_json", is_flag=True, help=_LINES_HELP)
-raw_option = click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+json_lines: Final = click.option("--json", "as_json", is_flag=True, help=_LINES_HELP)
+raw_option: Final = click.option("--raw", is_flag=True, help="Write bodies alone, as they are, one behind the other.")
+yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 # Queues --------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Shown:
         self._as_json, self._raw = as_json, raw
         is_terminal = sys.stdout.isatty()
         self._columns = shutil.get_terminal_size().columns if is_terminal else 0
-        self.count = 0
+        self.count: int = 0
         """The number of messages that were shown."""
 
     def __call__(self, message: Message) -> None:

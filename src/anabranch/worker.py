@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_async"]
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _ENDING: Final = "what is in hand is finished; a second signal gives it back"
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

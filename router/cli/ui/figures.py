@@ -78,13 +78,13 @@ class Figures:
         self._router, self._bodies = router, bodies
         self._before: Look | None = None
         """The latest look; for the thread that looks."""
-        self.look = _Shared(FRESH, self._looked)
+        self.look: Final = _Shared(FRESH, self._looked)
         """Returns what changes from second to second: stores, the fullest destinations, and dead-letter queues."""
-        self.health = _Shared(CHECKED, self._checked)
+        self.health: Final = _Shared(CHECKED, self._checked)
         """Returns whether each store can be used, and what is wrong. Each store syncs for it."""
-        self.transactions = _Shared(CHECKED, self._waiting)
+        self.transactions: Final = _Shared(CHECKED, self._waiting)
         """Returns the transactions that wait for an outcome."""
-        self.explain = _Shared(CHECKED, self._explained)
+        self.explain: Final = _Shared(CHECKED, self._explained)
         """Returns why each segment is kept. Each journal store waits meanwhile."""
 
     def _looked(self) -> dict[str, Any]:

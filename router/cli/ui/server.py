@@ -30,7 +30,7 @@ from ....policies.errors import AnabranchError, ConfigError, DestinationError
 from .advice import Advice
 from .figures import Figures
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
 CONNECTIONS: Final = 64
@@ -70,11 +70,13 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int, figures: Figures, advice: Advice, facts: Mapping[str, Any], *, write: bool) -> None:
         """`port`: 0 for a free one. `facts`: told to the page as they are. `write`: dead letters may be put back and
         discarded. Raises ConfigError for a port that cannot be had."""
-        self.token = secrets.token_urlsafe(32)
-        self.figures, self.advice, self.write = figures, advice, write
-        self.facts = {**facts, "write": write}
-        self.page = files(__package__).joinpath("page.html").read_bytes()
-        self.policy = _policy(self.page)
+        self.token: Final = secrets.token_urlsafe(32)
+        self.figures = figures
+        self.advice = advice
+        self.write = write
+        self.facts: Final[dict[str, Any]] = {**facts, "write": write}
+        self.page: bytes = files(__package__).joinpath("page.html").read_bytes()
+        self.policy: Final = _policy(self.page)
         self._room = threading.Condition()
         """Guards the two fields below; notified of a place."""
         self._count = 0
@@ -88,8 +90,8 @@ class Server(ThreadingHTTPServer):
                 [f"port {port} of {HOST} cannot be used: {error.strerror}; give another --port, or none for a free one"]
             ) from error
         names = [f"{name}:{self.server_port}" for name in (HOST, "localhost")]
-        self.hosts = {*names, HOST, "localhost"} if self.server_port == 80 else set(names)
-        self.origins = {f"http://{host}" for host in self.hosts}
+        self.hosts: Final = {*names, HOST, "localhost"} if self.server_port == 80 else set(names)
+        self.origins: Final = {f"http://{host}" for host in self.hosts}
 
     @property
     def url(self) -> str:
@@ -99,7 +101,8 @@ class Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind, without asking a name server what this machine is called."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = HOST, self.server_address[1]
+        self.server_name: str = HOST
+        self.server_port: int = self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give a connection its thread, once there is a place; others wait in the system's line meanwhile."""

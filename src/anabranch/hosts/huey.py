@@ -31,7 +31,7 @@ from huey.utils import Error
 
 import anabranch
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def _key(key: Any) -> str:

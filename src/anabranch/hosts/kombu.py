@@ -41,7 +41,7 @@ from anabranch import ClosedError, ConfigError, Message, Settlement, StoreFailed
 
 __all__ = ["Transport"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SCHEME: Final = "anabranch"
 _SEPARATOR: Final = "\x06"
@@ -91,8 +91,8 @@ class Broker:
             if path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()):
                 _configure(path)
         self.router: anabranch.Router = anabranch.open(path, shared=True)
-        self.bindings = self.router.map("kombu.bindings")
-        self.results = self.router.map("kombu.results")
+        self.bindings: Final = self.router.map("kombu.bindings")
+        self.results: Final = self.router.map("kombu.results")
         self._expiring = self.router.map("kombu.expiring")
         self.begin()
 
@@ -411,14 +411,14 @@ class Transport(virtual.Transport):
 
     Channel = Channel
     driver_type = driver_name = SCHEME
-    implements = virtual.Transport.implements.extend(
+    implements: Any = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
-    connection_errors = (ClosedError, StoreFailedError, anabranch.StoreLockedError)
-    channel_errors = (*virtual.Transport.channel_errors, anabranch.AnabranchError)
+    connection_errors: tuple[type[BaseException], ...] = (ClosedError, StoreFailedError, anabranch.StoreLockedError)
+    channel_errors: tuple[type[BaseException], ...] = (*virtual.Transport.channel_errors, anabranch.AnabranchError)
     recoverable_connection_errors = connection_errors
     """A connection that is made anew may do better; not so with a wrong directory, which is told at once."""
-    recoverable_channel_errors = ()
+    recoverable_channel_errors: tuple[type[BaseException], ...] = ()
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)

@@ -36,7 +36,7 @@ from anabranch import Destination, Kind, Message, Outgoing, Pattern, Queue, Rout
 
 __all__ = ["instrument", "uninstrument"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ import anabranch
 
 from .options import missing, read, router_of
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _TIMES: Final = {"enqueued_at", "started_at", "last_attempted_at", "finished_at", "run_after"}
 
