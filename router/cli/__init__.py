@@ -20,6 +20,15 @@ import logging
 import sys
 
 
+def shown_version() -> str:
+    """Return what `--version` says, which needs no extra."""
+    from importlib.metadata import version
+
+    from ...adapters.system.acceleration import describe_parts
+
+    return f"anabranch {version('anabranch')}\n{describe_parts()}"
+
+
 def main() -> None:
     """Run the command line: the entry point of `anabranch` and of `python -m anabranch`."""
     from ...adapters.system.signals import ended_by_signals, exit_code
@@ -34,6 +43,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
-        sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
+        if sys.argv[1:] != ["--version"]:
+            sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
+        print(shown_version())
     except KeyboardInterrupt as interrupt:
         sys.exit(exit_code(interrupt))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import click
 
-from ...adapters.system.acceleration import describe_parts
 from ...adapters.system.signals import describe, exit_code
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
+from . import shown_version
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
@@ -92,7 +91,7 @@ class App(click.Group):
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("anabranch"), message=f"%(prog)s %(version)s\n{describe_parts()}")
+@click.version_option(shown_version(), message="%(version)s")
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 

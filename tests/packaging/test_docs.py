@@ -30,6 +30,8 @@ from anabranch.policies.config import (
 from anabranch.router.placement import record as placement
 from anabranch.router.placement.on_disk.in_force import KEPT
 
+from .core_only import smallest_program
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -42,10 +44,7 @@ def test_relative_links_lead_to_files(page: Path) -> None:
 
 
 def test_the_smallest_program_of_the_readme_runs(tmp_path: Path) -> None:
-    section = (ROOT / "README.md").read_text().split("## The smallest program\n")[1]
-    lines = section.strip("\n").splitlines()
-    end = next(index for index, line in enumerate(lines) if line and not line.startswith("    "))
-    program = "\n".join(line[4:] for line in lines[:end])
+    program = smallest_program((ROOT / "README.md").read_text())
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
 
