@@ -59,6 +59,7 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/python -m mypy
+	@$(BIN)/python tests/packaging/typed.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev
