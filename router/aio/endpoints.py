@@ -279,19 +279,19 @@ class AsyncTransaction(Awaited[Transaction]):
             if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
                 raise TransactionError(f"{name} was called without `await`; nothing of it is committed")
 
-    send = _gathered(Transaction.send)
-    ack = _gathered(Transaction.ack)
-    release = _gathered(Transaction.release)
-    reject = _gathered(Transaction.reject)
-    put = _gathered(Transaction.put)
-    remove = _gathered(Transaction.remove)
-    remove_range = _gathered(Transaction.remove_range)
-    subscribe = _gathered(Transaction.subscribe)
-    unsubscribe = _gathered(Transaction.unsubscribe)
-    commit = _ending(Transaction.commit)
-    rollback = awaited(Transaction.rollback)
-    prepare = _ending(Transaction.prepare)
-    vote = _ending(Transaction.vote)
+    send: Final = _gathered(Transaction.send)
+    ack: Final = _gathered(Transaction.ack)
+    release: Final = _gathered(Transaction.release)
+    reject: Final = _gathered(Transaction.reject)
+    put: Final = _gathered(Transaction.put)
+    remove: Final = _gathered(Transaction.remove)
+    remove_range: Final = _gathered(Transaction.remove_range)
+    subscribe: Final = _gathered(Transaction.subscribe)
+    unsubscribe: Final = _gathered(Transaction.unsubscribe)
+    commit: Final = _ending(Transaction.commit)
+    rollback: Final = awaited(Transaction.rollback)
+    prepare: Final = _ending(Transaction.prepare)
+    vote: Final = _ending(Transaction.vote)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("state", "receipts", "xid", "is_empty"):

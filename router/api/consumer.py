@@ -238,7 +238,7 @@ class Consumer(Backlog[T]):
             self.destination, lambda store: store.listen(self.destination, heard, credit, self._key, on_end, lease)
         )
 
-    listen_nowait = in_background(listen)
+    listen_nowait: Final = in_background(listen)
 
     def purge(self) -> int:
         """Remove all messages that nobody holds, for a subscription: ack them; returns how many."""

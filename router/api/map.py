@@ -209,14 +209,14 @@ class Map(Generic[V]):
 
     # Without waiting
 
-    get_nowait = in_background(get)
-    get_many_nowait = in_background(get_many)
-    put_nowait = in_background(put)
-    put_if_absent_nowait = in_background(put_if_absent)
-    compare_and_set_nowait = in_background(compare_and_set)
-    pop_nowait = in_background(pop)
-    increment_nowait = in_background(increment)
-    touch_nowait = in_background(touch)
+    get_nowait: Final = in_background(get)
+    get_many_nowait: Final = in_background(get_many)
+    put_nowait: Final = in_background(put)
+    put_if_absent_nowait: Final = in_background(put_if_absent)
+    compare_and_set_nowait: Final = in_background(compare_and_set)
+    pop_nowait: Final = in_background(pop)
+    increment_nowait: Final = in_background(increment)
+    touch_nowait: Final = in_background(touch)
 
     # Its store, and its codec
 

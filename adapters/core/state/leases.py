@@ -243,7 +243,7 @@ class Channel:
         """A heap of what was released: order and seq."""
         self.returned_places: dict[int, Place] = {}
         """Places of what was released, by seq."""
-        self.newest = 0
+        self.newest: int = 0
         """The seq of the message that was leased last as the newest."""
         self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
