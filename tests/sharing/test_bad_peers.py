@@ -190,7 +190,7 @@ REQUESTS: dict[str, list[Any]] = {
     "items": [Op.CALL, "map_items", ["map://m", "", None]],
     "body": [Op.BODY, -1, [1, 2], 0, 10, 0],
     "read": [Op.CALL, "body_file", [1]],
-    "end_vote": [Op.CALL, "end_vote", [1, True, [], [], []]],
+    "end_vote": [Op.CALL, "end_vote", [1, True, [], [], [], False]],
     "stats": [Op.CALL, "stats", []],
 }  # fmt: skip
 WRONG: list[Any] = [

@@ -666,6 +666,21 @@ def _hold(source: Any, held: Any) -> None:
         time.sleep(PATIENCE)
 
 
+def test_a_rejection_goes_again_with_its_commit(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        router.queue("q").send_many([b"1", b"2"])
+        striking.aim("written", Op.COMMIT)
+        with router.transaction() as transaction:
+            transaction.reject(take(router.queue("q")), ValueError("it does not parse"))
+            transaction.send("done", b"x")
+        striking.died()
+        (letter,) = router.queue("q").dead_letters()
+        assert (letter.message.body, letter.error_text) == (b"1", "it does not parse")
+        (receipt,), (done,) = transaction.receipts, router.queue("done").browse()
+        assert receipt.seq in (0, done.seq) and (ready(router), done.body) == ([b"2"], b"x")
+
+
 # Listeners
 
 

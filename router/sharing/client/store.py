@@ -404,7 +404,8 @@ class RemoteStore(RemoteLeases):
         others = [*_destinations(acks), *(str(change.subscription.topic) for change in changes)]
         end = ROLLED_BACK
         try:
-            answer = self.call("end_vote", number, commit, tokens, others, sent)
+            rejects = any(message._note.rejection is not None for message in acks)
+            answer = self.call("end_vote", number, commit, tokens, others, sent, rejects)
             end = ACKED if commit else ROLLED_BACK
         finally:
             self._end_all(acks, end)  # whatever has become of it, they are the owner's

@@ -330,7 +330,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_put_if_absent": _of_map("put_if_absent", str, bytes, int, bool | None),
     "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),
     "map_increment": Called(_increment, Destination, str, list[Any], int, bool | None),
-    "end_vote": Called(end_vote, int, bool, list[str], list[str], list[tuple[str, OutgoingFields]]),
+    "end_vote": Called(end_vote, int, bool, list[str], list[str], list[tuple[str, OutgoingFields]], bool),
     "commit_xid": _of_router("commit", Xid),
     "rollback_xid": _of_router("rollback", Xid),
     "recover": _of_router("recover"),

@@ -68,7 +68,7 @@ def commit(session: Session, number: int, request: Commit) -> list[Any]:
         before: list[Any] | None = None
         if request.again and request.mode == "commit":
             others = (*map(destination_of, request.acked), *(change.subscription.topic for change in request.changes))
-            before = _before(session.registry, name, request.sends, others)
+            before = _before(session.registry, name, request.sends, others, bool(request.rejected))
         elif request.again and request.mode == "prepare" and xid is not None and router._outcomes.holds(xid):
             before = []
         if before is not None:
@@ -104,14 +104,14 @@ def commit(session: Session, number: int, request: Commit) -> list[Any]:
 
 
 def end_vote(
-    session: Session, number: int, commit: bool, acks: list[str], others: list[str], sends: Sends
+    session: Session, number: int, commit: bool, acks: list[str], others: list[str], sends: Sends, rejects: bool
 ) -> list[Any]:
     """Carry out the outcome of a transaction that has voted, by the number of that request. `sends` are without their
-    bodies, `others` the other destinations that it changes."""
+    bodies, `others` the other destinations that it changes. `rejects`: some of its acks are rejections."""
     with _names.taken(session, number) as name:
         transaction = session.voted.pop(number, None)
         if transaction is None:
-            before = _before(session.registry, name, sends, map(destination_of, others))
+            before = _before(session.registry, name, sends, map(destination_of, others), rejects)
             if before is None:  # the client holds them again, since it told the next owner so
                 left = [token for token in map(session.now, acks) if token is not None]
                 session.router.settle(left, Settlement.RELEASE)
@@ -163,9 +163,11 @@ def _store_of(session: Session, token: str, again: bool) -> Store:
     return store_of_lease(session.registry, session.now(token) or "")
 
 
-def _before(registry: StoreRegistry, name: str, given: Sends, others: Iterable[Destination]) -> list[Any] | None:
+def _before(
+    registry: StoreRegistry, name: str, given: Sends, others: Iterable[Destination], rejects: bool
+) -> list[Any] | None:
     """Return the receipts of a transaction that was committed before; None if it was not. Their seqs are 0 where one of
-    them cannot be told."""
+    them cannot be told: so it is if it `rejects` messages, for its dead letters may be among its sends."""
     sends = [(destination_of(text), Outgoing(b"", None, *fields[2:])) for text, fields in given]
     sent = dict.fromkeys(destination for destination, _ in sends)
     if not any(_is_marked(registry, name, destination) for destination in (*sent, *others)):
@@ -180,7 +182,7 @@ def _before(registry: StoreRegistry, name: str, given: Sends, others: Iterable[D
         found = [receipts[destination].pop(0) for destination, _ in sends]
     except (AnabranchError, KeyError):
         found = []
-    return found if found and all(seq for seq, _ in found) else [(0, False)] * len(sends)
+    return found if found and not rejects and all(seq for seq, _ in found) else [(0, False)] * len(sends)
 
 
 def _is_marked(registry: StoreRegistry, name: str, destination: Destination) -> bool:
