@@ -124,13 +124,6 @@ def _extended(router: Router, message: Any, result: Any) -> None:
     assert bodies(router) == [b"2", b"3"]
 
 
-def _received_newest(router: Router, given: Any, message: anabranch.Message[bytes]) -> None:
-    assert message.body == b"2" and message.deliveries == 1
-    assert ready(router) == [b"1"]
-    message.ack()
-    assert bodies(router) == [b"1"]
-
-
 def _received(router: Router, given: Any, message: anabranch.Message[bytes]) -> None:
     assert message.body == b"1" and message.deliveries == 1
     assert ready(router) == [b"2"]
@@ -261,9 +254,6 @@ CASES = {
     "reject": Case(Op.SETTLE, lambda router, message: message.reject("bad"), _rejected, _holding),
     "extend": Case(Op.CALL, lambda router, message: message.extend(60), _extended, _holding, "extend"),
     "receive": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(), _received, _two),
-    "receive of the newest": Case(
-        Op.RECEIVE, lambda router, _: router.queue("q").receive(newest=True), _received_newest, _two
-    ),
     "receive, waiting": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive(PATIENCE), _received, _two),
     "receive_many": Case(Op.RECEIVE, lambda router, _: router.queue("q").receive_many(9), _received_many, _two),
     "commit of sends": Case(
@@ -664,6 +654,18 @@ def _hold(source: Any, held: Any) -> None:
         assert len(messages) == 3
         held.set()
         time.sleep(PATIENCE)
+
+
+def test_the_newest_is_received_from_the_next_owner(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        router.queue("q").send_many([b"1", b"2", b"3"])
+        striking.aim("written", Op.RECEIVE)
+        message = router.queue("q").receive(newest=True)
+        assert message is not None and message.body == b"3"
+        striking.died()
+        assert ready(router) == [b"1", b"2"]
+        message.ack()
 
 
 def test_a_rejection_goes_again_with_its_commit(striking: Striking) -> None:
