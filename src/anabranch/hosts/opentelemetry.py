@@ -8,8 +8,9 @@
         ...
 
 Until `instrument` is called nothing is paid, since it replaces methods of the public classes; `uninstrument` puts them
-back. A destination is called by the pattern that routes it, so that there are as many series as patterns. Nothing here
-fails a call: what goes wrong is logged. Needs the extra `opentelemetry`, which is the API alone.
+back. There are spans where a tracer provider is given, or set by then. A destination is called by the pattern that
+routes it, so that there are as many series as patterns. Nothing here fails a call: what goes wrong is logged. Needs the
+extra `opentelemetry`, which is the API alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from threading import RLock, get_ident
@@ -52,11 +54,15 @@ _COMMIT: Final = _Operation("commit", "send", SpanKind.CLIENT)
 _RECEIVE: Final = _Operation("receive", "receive", SpanKind.CLIENT)
 _PROCESS: Final = _Operation("process", "process", SpanKind.CONSUMER)
 _ACK, _RELEASE, _REJECT = (_Operation(name, "settle", SpanKind.CLIENT) for name in ("ack", "release", "reject"))
+_SETTLING: Final = (("ack", _ACK), ("release", _RELEASE))
+_MEASURED: Final = (_SEND, _COMMIT, _RECEIVE, _PROCESS, _ACK, _RELEASE, _REJECT)
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The bounds of buckets, which are those of the conventions."""
 _REMEMBERED_MAX: Final = 100_000
 """The most destinations that are remembered."""
+_PASSED_OVER_MAX: Final = 100_000
+"""The most operations between two whose durations are looked at."""
 _IS_TOLD: Final = "_is_told"
 """The mark of transactions that users have begun. Those of the library, which move dead letters, have none."""
 
@@ -94,12 +100,12 @@ class _Templates:
 
 
 class _Series:
-    """The messages and durations of one set of attributes."""
+    """The messages of one set of attributes. To add to `count` is one step of the interpreter's: none is missed."""
 
-    __slots__ = ("attributes", "count", "due")
+    __slots__ = ("attributes", "count")
 
     def __init__(self, attributes: Mapping[str, str]) -> None:
-        self.attributes, self.count, self.due = attributes, 0, 0.0
+        self.attributes, self.count = attributes, 0
 
 
 class _Instruments:
@@ -112,7 +118,8 @@ class _Instruments:
 
         self.operations = seconds("messaging.client.operation.duration", "Duration of an operation of a client.")
         self.processing = seconds("messaging.process.duration", "Duration of processing a message.")
-        self.lock = RLock()  # a signal handler may come back to it in the same thread
+        self.meters: list[_Meter] = []
+        """Those that are in use."""
         self.series: dict[tuple[_Operation, str | None, str | None], _Series] = {}
         """By operation, template and type of error."""
         for name, types, text in (
@@ -122,99 +129,117 @@ class _Instruments:
             meter.create_observable_counter(name, [partial(self._counts, types)], "{message}", text)
 
     def _counts(self, types: Sequence[str], options: CallbackOptions) -> Iterable[Observation]:
-        with self.lock:
-            found = [one for (operation, *_), one in self.series.items() if operation.type in types]
-            return [Observation(one.count, one.attributes) for one in found if one.count]
+        for meter in self.meters:
+            meter.left = 0  # each collection has a duration of what goes on, however slow that has become
+        found = [one for (operation, *_), one in list(self.series.items()) if operation.type in types]
+        return [Observation(one.count, one.attributes) for one in found if one.count]
 
 
-class _Meters:
-    """What is measured. Threads: all."""
+class _Meter:
+    """What is measured of one operation. Threads: all.
 
-    def __init__(self, instruments: _Instruments, templates: _Templates, durations_a_second: float) -> None:
-        self._to, self._templates = instruments, templates
-        self._pause = 1 / durations_a_second
-        """Seconds between the beginnings of two operations of a series whose durations are recorded. To record one
-        takes as long as to send one where nothing waits for the disk."""
-        self._known: dict[tuple[_Operation, Destination | None], _Series] = {}
+    A message must not pay for the clock, nor for a histogram, which takes as long as many a send. So durations are
+    recorded of some operations alone. How many are passed over in between follows from how many came lately.
+    """
 
-    def run(
-        self, operation: _Operation, of: Any, count: int, method: Callable[..., Any], *given: Any, **options: Any
-    ) -> Any:
+    def __init__(self, operation: _Operation, instruments: _Instruments, templates: _Templates, pause: float) -> None:
+        self._operation, self._to, self._templates = operation, instruments, templates
+        self._histogram = instruments.processing if operation is _PROCESS else instruments.operations
+        self._pause = pause
+        """Seconds between two durations that are recorded, at least."""
+        self.left = 0
+        """So many operations are passed over before one is looked at."""
+        self._passed_over, self._looked_at, self._due = 0, 0.0, 0.0
+        self._known: dict[Destination | None, _Series] = {}
+
+    def begin(self) -> float:
+        """Begin an operation. Returns the time now if its duration is to be recorded, else 0."""
+        if self.left > 0:
+            self.left -= 1
+            return 0.0
+        now = time.perf_counter()
+        calls = self._passed_over + 1
+        rate = calls / max(now - self._looked_at, 1e-9)
+        self.left = self._passed_over = min(int(rate * self._pause), 2 * calls, _PASSED_OVER_MAX)
+        self._looked_at = now
+        if now < self._due:
+            return 0.0
+        self._due = now + self._pause
+        return now
+
+    def run(self, of: Any, count: int, method: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """Return what a method returns, measured. Where that is a future, it is done when that is resolved. `of` is a
         queue or a message, say, and `count` how many messages it is about if it fails."""
-        begun = time.perf_counter()
+        begun = self.begin()
         try:
             result = method(*given, **options)
         except BaseException as error:
-            self.note(operation, of, begun, count, error)
+            self.note(of, begun, count, error)
             raise
-        if operation is _RECEIVE:
-            if result:  # else nothing has come, of which nothing is told
-                one = result[0] if type(result) is list else result
-                self.note(operation, one, begun, 1 if one is result else len(result))
-        elif isinstance(result, Future):
-            result.add_done_callback(partial(self._resolved, operation, of, begun, count))
+        if isinstance(result, Future):
+            result.add_done_callback(partial(self._resolved, of, begun, count))
         else:
-            self._returned(operation, of, begun, count, result)
+            self._returned(of, begun, count, result)
         return result
 
-    def _resolved(self, operation: _Operation, of: Any, begun: float, count: int, future: Future[Any]) -> None:
+    def _resolved(self, of: Any, begun: float, count: int, future: Future[Any]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is None and not future.cancelled():
-            self._returned(operation, of, begun, count, future.result())
+            self._returned(of, begun, count, future.result())
         else:
-            self.note(operation, of, begun, count, error)
+            self.note(of, begun, count, error)
 
-    def _returned(self, operation: _Operation, of: Any, begun: float, count: int, result: Any) -> None:
-        if operation is _COMMIT:
+    def _returned(self, of: Any, begun: float, count: int, result: Any) -> None:
+        if self._operation is _RECEIVE:
+            if result:  # else nothing has come, of which nothing is told
+                one = result[0] if type(result) is list else result
+                self.note(one, begun, 1 if one is result else len(result))
+        elif self._operation is _COMMIT:
             if result:
-                self.note(operation, of, begun, 0)
+                self.note(of, begun, 0)
             sent = Counter(receipt.destination for receipt in result if receipt.destination.kind is not Kind.MAP)
             for destination, number in sent.items():
-                self.note(operation, of, 0.0, number, destination=destination)
+                self.note(of, 0.0, number, destination=destination)
         else:
-            self.note(operation, of, begun, len(result) if type(result) is list else count)
+            self.note(of, begun, len(result) if type(result) is list else count)
 
     def note(
-        self, operation: _Operation, of: Any, begun: float, count: int, error: BaseException | None = None,
+        self, of: Any, begun: float, count: int, error: BaseException | None = None,
         destination: Destination | None = None,
     ) -> None:  # fmt: skip
-        """Note an operation that has ended, of `count` messages. It began at `begun` by the clock of `perf_counter`; 0:
-        its duration is not told."""
+        """Note an operation that has ended, of `count` messages. `begun`: as `begin` said; 0: its duration is not
+        recorded."""
         seconds = time.perf_counter() - begun
         try:
-            if destination is None:
-                destination = getattr(of, "destination", None)
-            series = self._known.get((operation, destination)) if error is None else None
-            if series is None:
-                series = self._series(operation, destination, of, error)
-            with self._to.lock:
-                series.count += count
-                is_due = begun >= series.due
-                if is_due:  # by its beginning, so that long ones are no more likely
-                    series.due = begun + self._pause
-            if is_due and begun:
-                histogram = self._to.processing if operation is _PROCESS else self._to.operations
-                histogram.record(seconds, series.attributes)
+            series = self.series(destination or getattr(of, "destination", None), of, error)
+            series.count += count
+            if begun:
+                self._histogram.record(seconds, series.attributes)
         except Exception:
-            log.exception("a measurement of %s is missing", operation.name)
+            log.exception("a measurement of %s is missing", self._operation.name)
 
-    def _series(
-        self, operation: _Operation, destination: Destination | None, of: Any, error: BaseException | None
-    ) -> _Series:
+    def remember(self, of: Any, known: dict[str, _Series]) -> None:
+        """Add the series of a queue, a topic or a subscription to those that are known by its name."""
+        with suppress(Exception):  # which was logged
+            if len(known) >= _REMEMBERED_MAX:
+                known.clear()
+            known[of.destination.name] = self.series(of.destination, of)
+
+    def series(self, destination: Destination | None, of: Any, error: BaseException | None = None) -> _Series:
+        """Return the series of a destination; `of` is what knows its router."""
+        found = self._known.get(destination) if error is None else None
+        if found is not None:
+            return found
         template = None if destination is None else self._templates.of(destination, of)
         failed = None if error is None else type(error).__qualname__
-        with self._to.lock:
-            key = operation, template, failed
-            series = self._to.series.get(key)
-            if series is None:
-                named = {"messaging.destination.template": template, "error.type": failed}
-                series = self._to.series[key] = _Series(_attributes(operation, named))
-            if destination is not None and error is None:
-                if len(self._known) >= _REMEMBERED_MAX:
-                    self._known.clear()
-                self._known[operation, destination] = series
-        return series
+        named = {"messaging.destination.template": template, "error.type": failed}
+        made = _Series(_attributes(self._operation, named))
+        found = self._to.series.setdefault((self._operation, template, failed), made)
+        if error is None:
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[destination] = found
+        return found
 
 
 class _Call:
@@ -368,10 +393,11 @@ def _creation(headers: Mapping[str, Any] | None) -> SpanContext | None:
 class _Processing:
     """The messages that are processed, each by a thread. Threads: all."""
 
-    def __init__(self, meters: _Meters | None, begin: Callable[[_Operation, Any], _Call] | None) -> None:
-        self._meters, self._call = meters, begin
+    def __init__(self, meter: _Meter | None, begin: Callable[[_Operation, Any], _Call] | None) -> None:
+        self._meter, self._call = meter, begin
         self._held: dict[tuple[int, int], list[Any]] = {}
-        """By message and thread: how often it was begun, when, its span, and the message."""
+        """By message and thread: how often it was begun, when, its span, and the message. Without those that have
+        neither a span nor a duration that is recorded."""
 
     def begin(self, message: Message[Any]) -> None:
         """Begin to process a message; what begins inside that, on the same thread, is part of it."""
@@ -381,22 +407,24 @@ class _Processing:
             held[0] += 1
             return
         call = None if self._call is None or _is_suppressed() else self._call(_PROCESS, message)
-        self._held[key] = [1, time.perf_counter(), call, message]
+        begun = 0.0 if self._meter is None else self._meter.begin()
+        if begun or call is not None:
+            self._held[key] = [1, begun, call, message]
         if call is not None:
             call.enter()
 
     def finish(self, message: Message[Any], error: BaseException | None = None) -> None:
         """End what `begin` began."""
         key = id(message), get_ident()
-        held = self._held.get(key)
-        if held is None:  # it was begun on another thread, or before all this
+        held = self._held.get(key) if self._held else None
+        if held is None:  # it was passed over, begun on another thread, or before all this
             return
         held[0] -= 1
         if not held[0]:
             del self._held[key]
             _, begun, call, _ = held
-            if self._meters is not None:
-                self._meters.note(_PROCESS, message, begun, 0, error)
+            if self._meter is not None and begun:
+                self._meter.note(message, begun, 0, error)
             if call is not None:
                 call.end(error)
 
@@ -405,8 +433,8 @@ class _Processing:
         hands_on = str(getattr(on_message, "__module__", "")).startswith("anabranch.")
 
         def hear(message: Message[Any]) -> object:
-            if self._meters is not None:
-                self._meters.note(_PROCESS, message, 0.0, 1)
+            if self._meter is not None:
+                self._meter.note(message, 0.0, 1)
             if hands_on:
                 return on_message(message)
             self.begin(message)
@@ -439,16 +467,20 @@ def instrument(
     traces: bool = True,
     metrics: bool = True,
     template: Callable[[Destination], str] | None = None,
-    durations_a_second: float = 100.0,
+    durations_a_second: float = 10.0,
 ) -> None:
     """Tell of all routers of this process, those that are open too, to these providers, or else to the global ones.
 
     `traces=False` and `metrics=False` leave one out. `template` returns what a destination is called in the names of
     spans and in metrics. It has to return few different texts; without it that is the pattern that routes it. The
-    counters are exact. Of durations at most about so many a second are recorded for each operation and template:
-    `math.inf` is all, which may take as long as what is measured. Raises RuntimeError where it is instrumented already,
-    and ValueError for a number of durations that is not above 0.
+    counters are exact. Of durations at most so many a second are recorded for each operation, of whatever destination
+    it is about: `math.inf` is all, which may take longer than what is measured. Without a tracer provider there are no
+    spans: set it before. Raises RuntimeError where it is instrumented already, and ValueError for a number of durations
+    that is not above 0.
     """
+    if traces and tracer_provider is None and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        log.warning("no tracer provider is set, so there are no spans: set it before, or say traces=False")
+        traces = False
     if not durations_a_second > 0:
         raise ValueError(f"durations_a_second is a number above 0, not {durations_a_second!r}; math.inf is all")
     with _lock:
@@ -458,13 +490,14 @@ def instrument(
         begin: Callable[..., _Call] | None = None
         if traces:
             begin = partial(_Call, trace.get_tracer("anabranch", version, tracer_provider), templates)
-        meters = None
+        meters: dict[_Operation, _Meter] = {}
         if metrics:
             provider = get_meter_provider() if meter_provider is None else meter_provider
             instruments = _instruments.get(provider)
             if instruments is None:
                 instruments = _instruments[provider] = _Instruments(provider.get_meter("anabranch", version))
-            meters = _Meters(instruments, templates, durations_a_second)
+            meters = {one: _Meter(one, instruments, templates, 1 / durations_a_second) for one in _MEASURED}
+            instruments.meters = list(meters.values())
         _Replacing(meters, begin).replace_all()
 
 
@@ -485,33 +518,94 @@ def _replace(kind: type, name: str, make: Callable[[Any], Any]) -> None:
     setattr(kind, name, wraps(original)(make(original)))
 
 
-def _unmeasured(
-    operation: _Operation, of: Any, count: int, method: Callable[..., Any], *given: Any, **options: Any
-) -> Any:
+def _unmeasured(of: Any, count: int, method: Callable[..., Any], *given: Any, **options: Any) -> Any:
     return method(*given, **options)
+
+
+def _quick_send(meter: _Meter, original: Any, slow: Any) -> Any:
+    """Return what stands for `send` where there are no spans: of a send that is passed over only the message counts."""
+    known: dict[str, _Series] = {}
+
+    def send(self: Any, body: Any, headers: Any = None, message_id: Any = None, *given: Any, **options: Any) -> Any:
+        series = known.get(self.destination.name)
+        if series is None or meter.left <= 0 or given or options:
+            receipt = slow(self, body, headers, message_id, *given, **options)
+            if series is None:
+                meter.remember(self, known)
+            return receipt
+        meter.left -= 1
+        try:
+            receipt = original(self, body, headers, message_id)
+        except BaseException as error:
+            meter.note(self, 0.0, 1, error)
+            raise
+        series.count += 1
+        return receipt
+
+    return send
+
+
+def _quick_receive(meter: _Meter, original: Any, slow: Any) -> Any:
+    """Return what stands for `receive` likewise."""
+    known: dict[str, _Series] = {}
+
+    def receive(self: Any, timeout: Any = 0, **options: Any) -> Any:
+        series = known.get(self.destination.name)
+        if series is None or meter.left <= 0 or options:
+            message = slow(self, timeout, **options)
+            if series is None:
+                meter.remember(self, known)
+            return message
+        meter.left -= 1
+        try:
+            message = original(self, timeout)
+        except BaseException as error:
+            meter.note(self, 0.0, 0, error)
+            raise
+        if message is not None:
+            series.count += 1
+        return message
+
+    return receive
+
+
+def _quick_ack(meter: _Meter, original: Any, slow: Any) -> Any:
+    """Return what stands for `ack` likewise: it counts nothing."""
+
+    def ack(self: Any, **options: Any) -> Any:
+        if meter.left <= 0 or options:
+            return slow(self, **options)
+        meter.left -= 1
+        return original(self)
+
+    return ack
 
 
 class _Replacing:
     """Makes the methods that replace others, each of the one that it stands for."""
 
-    def __init__(self, meters: _Meters | None, begin: Callable[..., _Call] | None) -> None:
-        self._measured = _unmeasured if meters is None else meters.run
-        self._call = begin
-        self._processing = _Processing(meters, begin)
+    def __init__(self, meters: Mapping[_Operation, _Meter], begin: Callable[..., _Call] | None) -> None:
+        self._meters, self._call = meters, begin
+        self._processing = _Processing(meters.get(_PROCESS), begin)
+
+    def _measured(self, operation: _Operation) -> Callable[..., Any]:
+        return self._meters[operation].run if self._meters else _unmeasured
 
     def replace_all(self) -> None:
         """Replace all that is told of."""
         for kind in (Queue, Topic):
-            for name, make in (("send", self._sends), ("send_nowait", self._sends), ("send_many", self._sends_many)):
-                _replace(kind, name, make)
+            _replace(kind, "send", self._quickly(_quick_send, _SEND, self._sends))
+            _replace(kind, "send_nowait", self._sends)
+            _replace(kind, "send_many", self._sends_many)
         for receiver in (Queue, Subscriber):
-            _replace(receiver, "receive", partial(self._does, _RECEIVE))
+            _replace(receiver, "receive", self._quickly(_quick_receive, _RECEIVE, partial(self._does, _RECEIVE)))
             _replace(receiver, "receive_many", partial(self._does, _RECEIVE, many=True))
             _replace(receiver, "listen", self._listens)
-        for operation in (_ACK, _RELEASE):
-            for name in (operation.name, f"{operation.name}_nowait"):
-                _replace(Message, name, partial(self._does, operation))
-                _replace(Router, name, partial(self._settles, operation))
+        _replace(Message, "ack", self._quickly(_quick_ack, _ACK, partial(self._does, _ACK)))
+        for name, operation in (("ack_nowait", _ACK), ("release", _RELEASE), ("release_nowait", _RELEASE)):
+            _replace(Message, name, partial(self._does, operation))
+        for name, operation in (*_SETTLING, *((f"{name}_nowait", operation) for name, operation in _SETTLING)):
+            _replace(Router, name, partial(self._settles, operation))
         _replace(Router, "reject", partial(self._settles, _REJECT))  # which Message.reject calls
         _replace(Message, "__enter__", self._enters)
         _replace(Message, "__exit__", self._exits)
@@ -528,41 +622,47 @@ class _Replacing:
             return
         _replace(AsyncMessage, "__aexit__", self._exits_async)
 
+    def _quickly(self, quick: Callable[..., Any], operation: _Operation, make: Callable[[Any], Any]) -> Any:
+        """Return what makes a method: with metrics alone the `quick` one, which falls back on what `make` makes."""
+        if self._call is not None or not self._meters:
+            return make
+        return lambda original: quick(self._meters[operation], original, make(original))
+
     def _does(self, operation: _Operation, original: Any, many: bool = False) -> Any:
-        measured, begin = self._measured, self._call
+        measured, begin = self._measured(operation), self._call
 
         def call(self: Any, *given: Any, **options: Any) -> Any:
             if begin is None or _is_suppressed():
-                return measured(operation, self, 0, original, self, *given, **options)
-            return measured(operation, self, 0, begin(operation, self, many).run, original, self, *given, **options)
+                return measured(self, 0, original, self, *given, **options)
+            return measured(self, 0, begin(operation, self, many).run, original, self, *given, **options)
 
         return call
 
     def _sends(self, original: Any) -> Any:
-        measured, begin = self._measured, self._call
+        measured, begin = self._measured(_SEND), self._call
 
         def send(self: Any, body: Any, headers: Any = None, message_id: Any = None, *given: Any, **options: Any) -> Any:
             if begin is None or _is_suppressed():
-                return measured(_SEND, self, 1, original, self, body, headers, message_id, *given, **options)
+                return measured(self, 1, original, self, body, headers, message_id, *given, **options)
             call = begin(_SEND, self)
             headers = call.created(headers, message_id)
-            return measured(_SEND, self, 1, call.run, original, self, body, headers, message_id, *given, **options)
+            return measured(self, 1, call.run, original, self, body, headers, message_id, *given, **options)
 
         return send
 
     def _sends_many(self, original: Any) -> Any:
-        measured, begin = self._measured, self._call
+        measured, begin = self._measured(_SEND), self._call
 
         def send_many(self: Any, messages: Any, *given: Any, **options: Any) -> Any:
             if begin is None or _is_suppressed():
-                return measured(_SEND, self, 0, original, self, messages, *given, **options)
+                return measured(self, 0, original, self, messages, *given, **options)
             call = begin(_SEND, self, many=True)
-            return measured(_SEND, self, 0, call.run, original, self, call.created_many(messages), *given, **options)
+            return measured(self, 0, call.run, original, self, call.created_many(messages), *given, **options)
 
         return send_many
 
     def _settles(self, operation: _Operation, original: Any) -> Any:
-        measured, begin = self._measured, self._call
+        measured, begin = self._measured(operation), self._call
 
         def settle(self: Any, messages: Any, *given: Any, **options: Any) -> Any:
             of, many = messages, not isinstance(messages, Message)
@@ -571,10 +671,10 @@ class _Replacing:
                 destinations = {getattr(message, "destination", None) for message in messages}
                 of = messages[0] if len(destinations) == 1 else None
             if begin is None or _is_suppressed():
-                return measured(operation, of, 0, original, self, messages, *given, **options)
+                return measured(of, 0, original, self, messages, *given, **options)
             call = begin(operation, of, many)
             call.messages = [one for one in (messages if many else [of]) if isinstance(one, Message)]
-            return measured(operation, of, 0, call.run, original, self, messages, *given, **options)
+            return measured(of, 0, call.run, original, self, messages, *given, **options)
 
         return settle
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import anabranch
 from anabranch import aio
+from anabranch.hosts import opentelemetry as host
 from anabranch.hosts.opentelemetry import instrument, uninstrument
 
 PATIENCE = 120.0
@@ -268,6 +272,80 @@ def test_event_loops(told: Told, tmp_path: Path) -> None:
     assert first.parent == told.span("request").context
     assert process.parent.span_id == first.context.span_id and following.parent == process.context
     assert told.span("ack >").parent == process.context and send.kind is SpanKind.PRODUCER
+
+
+@pytest.fixture
+def metrics() -> Iterator[Told]:
+    told = Told()
+    instrument(meter_provider=told.meter_provider, durations_a_second=1 / (PATIENCE * 100))
+    yield told
+    uninstrument()
+
+
+@pytest.mark.parametrize("router", [False, True], indirect=True, ids=["own", "shared"])
+def test_what_is_passed_over_is_counted(metrics: Told, router: anabranch.Router) -> None:
+    """Without a tracer provider there are no spans, and no contexts in messages."""
+    queue, subscriber = router.queue("orders.new"), router.topic("orders.new").subscribe("audit")
+    for _ in range(50):
+        queue.send(b"1", {"a": 1}, priority=3)
+        queue.send(b"2")
+    router.topic("orders.new").send(b"3")
+    for _ in range(2):
+        with pytest.raises(anabranch.MessageTooLargeError):
+            queue.send(b"x" * 101)
+    for _ in range(100):
+        with queue.receive(PATIENCE, lease=60) as message:  # type: ignore[union-attr]
+            assert message.headers in ({"a": 1}, {})
+    assert queue.receive() is queue.receive(0) is None
+    subscriber.receive().ack()  # type: ignore[union-attr]
+    sent = {("send", "orders.>"): 101, ("send", "orders.>", "MessageTooLargeError"): 2}
+    assert metrics.points("messaging.client.sent.messages") == sent
+    assert metrics.points("messaging.client.consumed.messages") == {("receive", "orders.>"): 101}
+    assert metrics.points("messaging.client.operation.duration") == {
+        (name, "orders.>"): 1 for name in ("send", "receive", "ack")
+    }
+    assert metrics.points("messaging.process.duration") == {("process", "orders.>"): 1}
+
+
+def test_threads_count_every_message(metrics: Told, router: anabranch.Router) -> None:
+    queue, before = router.queue("orders.new"), sys.getswitchinterval()
+
+    def work() -> None:
+        for _ in range(500):
+            queue.send(b"1")
+            queue.receive().ack()  # type: ignore[union-attr]
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(work) for _ in range(4)]:
+                done.result(PATIENCE)
+    finally:
+        sys.setswitchinterval(before)
+    assert metrics.points("messaging.client.sent.messages") == {("send", "orders.>"): 2000}
+    assert metrics.points("messaging.client.consumed.messages") == {("receive", "orders.>"): 2000}
+
+
+def test_so_many_durations_a_second_are_recorded(router: anabranch.Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told, queue = 1000.0, Told(), router.queue("orders.new")
+    monkeypatch.setattr(host, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def recorded() -> int:
+        return told.points("messaging.client.operation.duration")["send", "orders.>"]
+
+    instrument(meter_provider=told.meter_provider, traces=False, durations_a_second=10)
+    try:
+        for _ in range(5000):
+            queue.send(b"1")
+            now += 0.001
+        assert 25 <= recorded() <= 50  # and from now on what comes is looked at
+        for before in (recorded(), recorded() + 1):
+            now += 60
+            queue.send(b"1")
+            assert recorded() == before + 1
+        assert told.points("messaging.client.sent.messages") == {("send", "orders.>"): 5002}
+    finally:
+        uninstrument()
 
 
 def test_metrics_alone_and_names_of_ones_own(router: anabranch.Router) -> None:
