@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -51,11 +52,18 @@ def _doubts(stores: Sequence[StoreConfig]) -> Iterator[Located]:
     """Yield each pattern and each name of a dead-letter queue that probably means something else."""
     for place, store in enumerate(stores):
         for index, text in enumerate(store.match):
-            if "#" in text.rpartition("://")[2].split("."):
+            segments = text.rpartition("://")[2].split(".")
+            if "#" in segments:
                 yield Located(
                     ("stores", place, "match", index),
                     f"pattern {text!r}: # is no wildcard here, it matches a segment of that name. A last segment > "
                     "matches all the rest, as in 'orders.>', and * one segment; write [#] if # is meant",
+                )
+            if any(segment != ">" and ">" in re.sub(r"\[.*?\]", "", segment) for segment in segments):
+                yield Located(
+                    ("stores", place, "match", index),
+                    f"pattern {text!r}: > is a wildcard as a whole last segment alone, behind a dot, as in 'orders.>'; "
+                    "write [>] if > is meant",
                 )
         queue = given(store.options).get("dead_letter")
         doubt = _of_queue(queue) if isinstance(queue, str) and "dead_letter" not in variables_of(store.options) else ""

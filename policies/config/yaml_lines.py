@@ -65,7 +65,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str) -> Problem:
     lines = text.split("\n")
     if "\\t" in words:
         words += "; a tab cannot indent, use spaces"
-    if number < len(lines) and re.search(r"[\[,:\s-][*>\[]", lines[number]):
+    if "block mapping" in words:
+        words += "; keys that belong together have to be indented alike"
+    elif number < len(lines) and re.search(r"[\[,:\s-][*>\[]", lines[number]):
         words += '; patterns that begin with * > or [ need quotes: ["*.eu", ">"]'
     return Problem(f"not YAML: {words}", number + 1)
 

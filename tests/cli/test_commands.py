@@ -160,6 +160,12 @@ def test_check_warns_of_what_is_probably_not_meant() -> None:
     assert (found["valid"], [warning["line"] for warning in found["warnings"]]) == (True, [4, 5, 6])
 
 
+def test_check_warns_of_a_rest_that_is_no_segment() -> None:
+    Path("s.yaml").write_text("directory: d\nstores:\n- {name: a, match: ['orders/>', 'x.a[b>]', 'a.[>]', '>']}\n")
+    (line,) = run("check", "s.yaml").stderr.splitlines()
+    assert "match[0]: pattern 'orders/>': > is a wildcard as a whole last segment alone" in line
+
+
 def test_check_warns_of_braces_that_stand_for_nothing() -> None:
     Path("s.yaml").write_text(
         "directory: d\nstores:\n- {name: a, match: ['>'], journal: {dead_letter: 'dlq.{nme}'}}\n"

@@ -299,6 +299,7 @@ def test_all_errors_of_a_file_at_once() -> None:
         ("directory: d\nstores: [{name: a, match: [>]}]", 2, 'need quotes: ["*.eu", ">"]'),
         ("directory: d\nstores: [{name: a, match: [*.a]}]", 2, "need quotes"),
         ("directory: d\nstores:\n- name: a\n  match: [a]\n   x: 1", 5, "not YAML"),
+        ('directory: d\nstores:\n  - name: a\n   match: [">"]', 4, "mapping start>'; keys that belong together"),
         ("directory: d\n---\nstores: 1", 2, "expected a single document"),
         ("directory: !!python/object:os.system d\nstores: [{name: a, match: [a]}]", 1, "cannot be read"),
         ("directory: d\nstores: \x07", 2, "U+0007 is not allowed"),
