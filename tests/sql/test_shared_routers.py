@@ -13,7 +13,7 @@ import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Settlement
 from anabranch.adapters.sql.shared import SharedStore, heads
-from anabranch.policies.errors import UnknownMessageError
+from anabranch.policies.errors import StoreFailedError, UnknownMessageError
 
 from ..children import run_program
 from ..contract.disk import PATIENCE, Parallel, eventually
@@ -245,3 +245,29 @@ def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch
     assert seen[0].body == b"late"
     seen[0].ack()
     listener.close()
+
+
+@pytest.mark.parametrize("struck", [KeyboardInterrupt, StoreFailedError])
+def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, struck: type[BaseException]
+) -> None:
+    """It was interrupted, or cut off from the database for longer than it asks for the outcome."""
+    router = shared.router("one")
+    queue = router.queue("q")
+    queue.send(b"1")
+    store = store_of(router)
+    once = store._database.once
+
+    def strike(name: str, *given: Any, **named: Any) -> None:
+        assert once(name, *given, **named)
+        raise struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "once", strike)
+        with pytest.raises(struck):
+            queue.receive()
+    assert queue.counts().leased in (0, 1)
+    store.take_undelivered()
+    message = queue.receive(timeout=PATIENCE)
+    assert message is not None and message.deliveries == 1
+    message.ack()

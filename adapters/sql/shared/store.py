@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -93,6 +94,8 @@ from .waiting import Waiting
 log: logging.Logger = logging.getLogger(__name__)
 
 ALL_DELIVERIES: Final = (1 << 31) - 1
+DOUBTS: Final = 3
+"""Sweeps that look for a lease whose caller was interrupted: the database may be at it still."""
 
 
 class SharedStore:
@@ -121,6 +124,9 @@ class SharedStore:
         self.failed: BaseException | None = None
         self._on_failed: Callable[[BaseException], object] = lambda error: None
         self._acks = self._redelivered = 0
+        self._doubtful: deque[tuple[int, int, int, int]] = deque()
+        """Queues, the first id and the number of leases there that may have begun, though who receives was not told;
+        and how often to look for them."""
         self._expired: dict[tuple[Destination, SubscriptionKey | None], int] = {}
 
     # Made and recognised
@@ -385,7 +391,7 @@ class SharedStore:
         lease: float | None = None,
         subscription: SubscriptionKey | None = None,
     ) -> list[Message]:
-        """Lease up to so many messages of a queue or a subscription, which their receiver has not got yet."""
+        """Lease up to so many messages of a queue or a subscription."""
         self._require_open()
         number = self._queues.receiving(destination, subscription)
         if not number:
@@ -397,12 +403,19 @@ class SharedStore:
         given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
         began = time.monotonic()
         name = "take_grouped" if is_grouped else "take"
-        rows = self._database.once(name, *given, lost=lambda _: look("taken", number, first, take, most))
+        try:
+            rows = self._database.once(name, *given, lost=lambda _: look("taken", number, first, take, most))
+            messages = [self._message(row, seconds) for row in sorted(rows)]
+            for message in messages:
+                note_received(message)
+        except BaseException:
+            self._doubtful.append((number, first, take, DOUBTS))
+            raise
         heads.note(number, first, time.monotonic() - began, lambda first: int(look("first_live", number, first)[0][0]))
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
             return self.take(destination, most, lease, subscription)
-        return [self._message(row, seconds) for row in sorted(rows)]
+        return messages
 
     def _message(
         self, row: Sequence[Any], seconds: float | None, leased: bool = True, undelivered: bool = False
@@ -456,7 +469,6 @@ class SharedStore:
         if not messages and timeout != 0 and most > 0:
             messages = self._waited(destination, subscription, most, lease, deadline)
         for message in messages:
-            note_received(message)
             self.note_handed(message)
         return messages
 
@@ -497,7 +509,6 @@ class SharedStore:
             if not messages:
                 return watch
             watch.leave()
-        note_received(messages[0])
         self.note_handed(messages[0])
         return messages[0]
 
@@ -540,6 +551,7 @@ class SharedStore:
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease messages that are not delivered any more, as Store.take_undelivered."""
         self._require_open()
+        self._free_doubtful()
         self.abandoned.give_back()
         self.leases.forget_late()
         self._sending.forget_ids()
@@ -558,6 +570,23 @@ class SharedStore:
         return [
             Undelivered(self._message(row, None, undelivered=True), why) for why, row in self._database.change(take)
         ]
+
+    def _free_doubtful(self) -> None:
+        """Free what was leased to a caller that was interrupted, or cut off for long. Raises StoreFailedError; then it
+        is tried again."""
+        with suppress(IndexError):  # another thread is at it too
+            for _ in range(len(self._doubtful)):
+                doubt = number, first, take, left = self._doubtful.popleft()
+                try:
+                    rows = self._database.look("taken", number, first, take, sys.maxsize)
+                    if rows:
+                        leases = [SharedLease(Place(number, row[0], take), row[3], None) for row in rows]
+                        self.leases.free(leases, self.leases.counted(False))
+                except BaseException:
+                    self._doubtful.append(doubt)
+                    raise
+                if left and not rows:
+                    self._doubtful.append((number, first, take, left - 1))
 
     def count_expired(self, messages: Iterable[Message]) -> None:
         """Count messages that are gone, for their time was over."""
