@@ -214,6 +214,11 @@ class DestinationsTable:
         if self._is_open and self._gone():
             self._commit(Changes())
 
+    @property
+    def has_leaving(self) -> bool:
+        """Return whether rows that are gone are in the file still."""
+        return bool(self._gone())
+
     def _flush_in_background(self) -> None:
         try:
             self.flush()

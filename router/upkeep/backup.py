@@ -26,7 +26,7 @@ from ...adapters.core.migration.copying import is_shared
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, new_directory, refused, sync_directory, sync_file
 from ...adapters.wal import LogCopier
-from ...policies.errors import PlacementError, StoreFailedError
+from ...policies.errors import AnabranchError, PlacementError, StoreFailedError
 from ...policies.paths import from_home
 from ..placement import bindings
 from ..placement.on_disk.in_force import FILE, NAME
@@ -106,19 +106,33 @@ class _Backup:
 
     def run(self, target: Path) -> BackedUp:
         for _ in range(TRIES):
-            with ExitStack() as kept:
-                rows = dict(self._registry.table.stores)
-                stores = {row: self._copier(row, kept) for row in sorted(rows.values(), key=lambda row: row.path)}
-                decisions = self._decisions.copier()
-                if decisions is not None:
-                    kept.enter_context(decisions.kept())
-                began = monotonic()
-                if not self._at_one_moment(rows, stores, decisions):
-                    continue
-                seconds = monotonic() - began
-                size = self._copy(stores, decisions)
-                return BackedUp(str(target), tuple(sorted(row.name for row in stores)), size, seconds)
+            rows = dict(self._registry.table.stores)
+            try:
+                found = self._tried(rows, target)
+            except (AnabranchError, OSError):
+                if self._registry.table.stores == rows:
+                    raise
+                found = None  # one of them was just removed
+            if found is not None:
+                return found
+            shutil.rmtree(self._making)
+            new_directory(self._making, self._mode)
         raise StoreFailedError("stores come and go all the time, and no moment was found to copy them at; try again")
+
+    def _tried(self, rows: Mapping[bytes, StoreRow], target: Path) -> BackedUp | None:
+        """Copy these stores. None: others are there by now. Raises also where one of them is just removed."""
+        with ExitStack() as kept:
+            stores = {row: self._copier(row, kept) for row in sorted(rows.values(), key=lambda row: row.path)}
+            decisions = self._decisions.copier()
+            if decisions is not None:
+                kept.enter_context(decisions.kept())
+            self._registry.table.flush()  # else the file names stores that are gone
+            began = monotonic()
+            if not self._at_one_moment(rows, stores, decisions):
+                return None
+            seconds = monotonic() - began
+            size = self._copy(stores, decisions)
+            return BackedUp(str(target), tuple(sorted(row.name for row in stores)), size, seconds)
 
     def _copier(self, row: StoreRow, kept: ExitStack) -> StoreCopier | None:
         """Return what copies a store, which is kept as it is from now on; None for one that keeps nothing."""
@@ -150,7 +164,11 @@ class _Backup:
                 directory = self._registry.config.directory
                 if (directory / PROGRESS).exists():
                     raise PlacementError(f"{directory} is being repartitioned; back it up once that is done")
-                if table.stores != rows or (decisions is None and self._decisions.copier() is not None):
+                if (
+                    table.stores != rows
+                    or table.has_leaving
+                    or (decisions is None and self._decisions.copier() is not None)
+                ):
                     return False
                 shutil.copyfile(directory / RECORD, self._making / RECORD)
         return True

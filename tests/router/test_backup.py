@@ -16,6 +16,7 @@ from anabranch import Config, JournalOptions, PlacementError, Router, SqlOptions
 from anabranch.router.cli.app import app
 from anabranch.router.offline.verification import verify
 from anabranch.router.router import inspection_of
+from anabranch.router.upkeep.backup import _Backup
 
 TOKENS = 12
 BODY = bytes(range(256)) * 20
@@ -154,6 +155,37 @@ def test_a_backup_under_load_is_of_one_moment(tmp_path: Path) -> None:
     for number, before in enumerate(befores):
         look(tmp_path / f"copy{number}", load.sent, before)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("when", ["before", "as it begins", "as it copies"])
+def test_a_store_that_is_removed_is_in_it_whole_or_not_at_all(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = config(tmp_path / "copy")
+    with anabranch.open(config(tmp_path / "data")) as router:
+        router.queue("a.x").send(b"x")
+        router.queue("p.gone").send(b"x")
+
+        def removing(usual: Callable[..., object]) -> Callable[..., object]:
+            def call(*given: object) -> object:
+                if router.exists("p.gone"):
+                    router.queue("p.gone").delete()
+                return usual(*given)
+
+            return call
+
+        if when == "before":
+            router.queue("p.gone").delete()
+        else:
+            name = "_copier" if when == "as it begins" else "_copy"
+            monkeypatch.setattr(_Backup, name, removing(getattr(_Backup, name)))
+        found = inspection_of(router).backup(str(tmp_path / "copy"))
+        assert not router.exists("p.gone")
+    there = {"a.x": 1, "p.gone": 1} if len(found.stores) > 1 else {"a.x": 1}
+    assert verify(tmp_path / "copy", here).damages == []
+    with anabranch.open(here) as router:
+        assert {one.name: router.queue(one).depth() for one in router.destinations()} == there
+    assert when == "as it copies" or len(there) == 1
 
 
 def test_the_command_copies_an_open_directory_and_a_closed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
