@@ -4,9 +4,9 @@ Celery finds it by itself, as an entry point. Results are the map `kombu.results
 of a chord that have returned are a map of their own, with what they have returned: a part that is done again, since its
 worker was killed, or counted again, since the owner was, counts once.
 
-A part returns before its result is stored, and the last one calls the chord's body before that. For once a result is
-SUCCESS, Celery acks its task also if the process that executed it has died, and does nothing more for the chord; and it
-passes over the parts behind a failed task whose results are FAILURE.
+A part returns before its result is stored, and the last one calls the chord's body before that. Once a result is
+SUCCESS, Celery acks its task even where the process that executed it has died, and does no more for the chord. It also
+passes over the parts behind a failed task once their results are FAILURE.
 """
 
 from __future__ import annotations
