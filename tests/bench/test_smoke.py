@@ -109,6 +109,18 @@ def test_the_shared_store_is_measured_beside_pgmq() -> None:
     assert all(line.get("per_second", line.get("p50_ms")) > 0 for line in lines)
 
 
+def test_the_hosts_are_measured_beside_what_they_bring(tmp_path: Path) -> None:
+    """In this environment huey is the only one."""
+    options = ["--hosts", "huey,kombu", "--backends", "anabranch,FileHuey no sync", "--count", "5", "--rounds", "1"]
+    command = [sys.executable, "-m", "tests.bench.hosts", *options, "--dir", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    wanted = [(peer, work) for peer in ("anabranch", "FileHuey no sync") for work in ("huey-send", "huey-work")]
+    assert [(line["peer"], line["scenario"]) for line in lines] == wanted
+    assert all(line["per_second"] > 0 for line in lines)
+    assert "left out kombu: No module named 'kombu'" in run.stderr
+
+
 def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     def line(peer: str, per_second: float) -> dict[str, object]:
         return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {
