@@ -307,7 +307,7 @@ class Leases:
     ) -> set[Place]:
         """Lease messages for so long from now on; returns the places of those that were held still."""
         ms = milliseconds(seconds)
-        given = (ms, ms, self._router() if holder is None else holder, *_columns(places))
+        given = (ms, self._router() if holder is None else holder, *_columns(places))
         return {Place(*one) for one in ask("hold", *given)}
 
     def claim(self, message: Message[Any]) -> None:

@@ -36,6 +36,8 @@ FOR_GOOD: Final = (1 << 63) - 1
 """The value of UNTIL for a lease without an end."""
 NOW: Final = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
 """The clock of the database, asked once for each statement: milliseconds since the epoch."""
+_UNTIL: Final = f"coalesce({NOW} + nullif(%s::bigint, 0), {FOR_GOOD})"
+"""The value of UNTIL for a lease of so many milliseconds; 0: without an end."""
 FIELDS: Final = "id, queue, take, deliveries, sent, expires, priority, messageid, headers, content"
 """The columns of which messages are made."""
 
@@ -110,19 +112,17 @@ _LET_OF_GROUPS: Final = (
 )
 """The same in a queue that has groups."""
 
+_INTO: Final = (
+    "INSERT INTO {p}shared_messages AS m (id, queue, messageid, due, expires, sent, priority, member, headers, content)"
+)
+_GIVEN: Final = f"%s, %s, {NOW}, %s, %s::text, %s::bytea, %s::bytea"
+"""The columns of a message from DUE on, as parameters."""
 _SUBSCRIBERS: Final = (
-    "topic AS MATERIALIZED (SELECT q.number, q.subscriptions, ARRAY(SELECT w.queue FROM {{p}}shared_waiting w WHERE "
-    "w.queue = ANY(q.subscriptions)) AS awaited FROM {{p}}shared_queues q WHERE q.number IN {} ORDER BY 1 "
-    "FOR SHARE OF q)"
+    "topic AS MATERIALIZED (SELECT q.number, q.subscriptions, ARRAY(SELECT w.queue FROM {p}shared_waiting w WHERE "
+    "w.queue = ANY(q.subscriptions)) AS awaited FROM {p}shared_queues q WHERE q.number IN (SELECT queue FROM new) "
+    "ORDER BY 1 FOR SHARE OF q)"
 )
 """Topics, with the numbers of their subscriptions and of those that are waited for (Q17)."""
-_TO_ALL: Final = (
-    f", {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT INTO {{p}}shared_messages "
-    "(id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT new.id, s, new.messageid, "
-    f"%s, %s, {NOW}, %s, %s::text, %s::bytea, %s::bytea FROM new, topic, unnest(topic.subscriptions) AS s) "
-    "SELECT new.id, topic.awaited, topic.subscriptions FROM new, topic"
-)
-"""The end of a statement that sends one message to a topic."""
 _OF_TOPIC: Final = "ANY(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = %s UNION ALL SELECT %s::integer))"
 """Where the messages of a topic are; it takes the topic's number twice."""
 _OTHERS: Final = (
@@ -143,6 +143,16 @@ _EACH: Final = (
     f"bool_or({_FREE} AND m.due <= {NOW}) AS ready"
 )
 """How the subscriptions of a topic have a message."""
+
+_NEW: Final = {
+    "one": "SELECT id, %s::integer AS queue, %s::text AS messageid FROM me",
+    **{
+        how: "INSERT INTO {p}shared_ids (queue, messageid, id) SELECT %s, %s, id FROM me ON CONFLICT (queue, "
+        f"messageid) DO {conflict} RETURNING queue, messageid, id"
+        for how, conflict in (("named", "NOTHING"), ("requeued", "UPDATE SET id = EXCLUDED.id"))
+    },
+}
+"""The id of one message, its queue or topic and its name; nothing for a duplicate."""
 
 TABLES: Final = (
     "CREATE TABLE {p}shared_store (storeid varchar(32) PRIMARY KEY, version integer NOT NULL)",
@@ -188,7 +198,6 @@ _STATEMENTS: Final = {
     "queue_of": "SELECT coalesce(q.name, t.name), q.client, q.subscription FROM {p}shared_queues q "
     "LEFT JOIN {p}shared_queues t ON t.number = q.topic WHERE q.number = %s",
     "undeclare": "UPDATE {p}shared_queues SET declared = false, subscriptions = '{}' WHERE number = %s",
-    "tell_deleted": "SELECT pg_notify(%s, '-' || %s::text)",
     # Subscriptions (rule Q16)
     "subscriber": "SELECT s.number FROM {p}shared_queues t JOIN {p}shared_queues s ON s.topic = t.number "
     "WHERE t.name = %s AND s.client = %s AND s.subscription = %s",
@@ -208,9 +217,17 @@ _STATEMENTS: Final = {
     "WHERE q.number = gone.topic",
     "unsubscribe_all": "DELETE FROM {p}shared_queues WHERE topic = %s RETURNING number, client, subscription",
     # Sends: the order of the rows is that of the ids
-    "send_one": f"{_NUMBERED} INSERT INTO {{p}}shared_messages AS m (id, queue, messageid, due, expires, sent, "
-    "priority, member, headers, content) SELECT id, %s, %s::text, %s, %s, "
-    f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM me RETURNING id, {_AWAITED}",
+    **{
+        f"send_{how}": f"{_NUMBERED}, new AS ({new}) {_INTO} SELECT id, queue, messageid, {_GIVEN} FROM new "
+        f"RETURNING id, {_AWAITED}"
+        for how, new in _NEW.items()
+    },
+    **{
+        f"send_topic_{how}": f"{_NUMBERED}, new AS ({new}), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT new.id, s, "
+        f"new.messageid, {_GIVEN} FROM new, topic, unnest(topic.subscriptions) AS s) SELECT new.id, topic.awaited, "
+        "topic.subscriptions FROM new, topic"
+        for how, new in _NEW.items()
+    },
     "send": _filled(
         _ALL_SENT,
         same="due, expires, queue, priority, messageid, member",
@@ -220,20 +237,11 @@ _STATEMENTS: Final = {
     "send_alike": _filled(
         _ALL_SENT, same="%s::bigint, %s::bigint, %s::integer, %s::integer, %s::text, %s::text", each="", names=""
     ),
-    "send_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id FROM me "
-    "ON CONFLICT (queue, messageid) {conflict} RETURNING queue, messageid, id) INSERT INTO {p}shared_messages AS m "
-    "(id, queue, messageid, due, expires, sent, priority, member, headers, content) "
-    "SELECT id, queue, messageid, %s, %s, "
-    f"{NOW}, %s, %s::text, %s::bytea, %s::bytea FROM new RETURNING id, {_AWAITED}",
     "lock_group": "SELECT pg_advisory_xact_lock(%s)",
-    "send_topic_one": f"{_NUMBERED}, new AS (SELECT id, %s::integer AS queue, %s::text AS messageid FROM me){_TO_ALL}",
-    "send_topic_named": f"{_NUMBERED}, new AS (INSERT INTO {{p}}shared_ids (queue, messageid, id) SELECT %s, %s, id "
-    f"FROM me ON CONFLICT (queue, messageid) {{conflict}} RETURNING queue, messageid, id){_TO_ALL}",
     "send_topics": "WITH new AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{p}shared_messages', 'id')) AS "
     "id, a.* FROM (SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], "
     "%s::text[], %s::bytea[], %s::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, "
-    f"headers, content, place) ORDER BY place) a), {_SUBSCRIBERS.format('(SELECT queue FROM new)')}, stored AS (INSERT "
-    "INTO {p}shared_messages (id, queue, messageid, due, expires, sent, priority, member, headers, content) SELECT "
+    f"headers, content, place) ORDER BY place) a), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT "
     f"new.id, s, new.messageid, new.due, new.expires, {NOW}, new.priority, new.member, new.headers, new.content "
     "FROM new JOIN topic ON topic.number = new.queue, unnest(topic.subscriptions) AS s ORDER BY new.id) SELECT new.id, "
     "topic.awaited, topic.subscriptions FROM new JOIN topic ON topic.number = new.queue ORDER BY new.id",
@@ -242,15 +250,15 @@ _STATEMENTS: Final = {
     "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
     "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
     # Leases
-    "take": "{mark}{groups} UPDATE {p}shared_messages AS t SET until = CASE WHEN $6::bigint = 0 THEN "
-    f"9223372036854775807 ELSE {NOW} + $6 END, holder = $7, take = $8, deliveries = deliveries + {{counted}} "
-    f"WHERE t.queue = $3 AND t.id = ANY(ARRAY(SELECT m.id FROM {{p}}shared_messages m WHERE {_READY} "
+    "take": f"{{mark}}{{groups}} UPDATE {{p}}shared_messages AS t SET until = {_UNTIL.replace('%s', '$6')}, "
+    "holder = $7, take = $8, deliveries = deliveries + {counted} WHERE t.queue = $3 AND t.id = ANY(ARRAY("
+    f"SELECT m.id FROM {{p}}shared_messages m WHERE {_READY} "
     "AND (m.member IS NULL OR {lets}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED)) "
     f"RETURNING {FIELDS}",
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
-    "take_spent": "UPDATE {p}shared_messages AS t SET until = 9223372036854775807, holder = %s, take = %s, "
+    "take_spent": f"UPDATE {{p}}shared_messages AS t SET until = {FOR_GOOD}, holder = %s, take = %s, "
     "deliveries = deliveries + {late} WHERE (t.queue, t.id) IN "
     "(SELECT m.queue, m.id FROM {p}shared_messages m WHERE {spent} "
     f"AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {FIELDS}",
@@ -260,11 +268,10 @@ _STATEMENTS: Final = {
     "gone AS (DELETE FROM {p}shared_messages m USING first, {p}shared_queues s WHERE s.topic = first.topic AND "
     f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, m.deliveries, first.topic) "
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
-    f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, 9223372036854775807, %s, %s FROM gone "
+    f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC RETURNING {FIELDS}",
-    "take_again": "UPDATE {p}shared_messages AS m SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
-    f"ELSE {NOW} + %s::bigint END, holder = %s, take = %s, deliveries = deliveries + {{late}} "
-    f"WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
+    "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s, "
+    f"deliveries = deliveries + {{late}} WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
     f"AND NOT {_FREE}",
     "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %s::integer FROM me) AND m.id = %s "
@@ -276,9 +283,8 @@ _STATEMENTS: Final = {
     "due = CASE WHEN a.delay = 0 "
     f"THEN 0 ELSE {NOW} + a.delay END FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
     f"AS a (queue, id, take, delay) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
-    "hold": "UPDATE {p}shared_messages AS m SET until = CASE WHEN %s::bigint = 0 THEN 9223372036854775807 "
-    f"ELSE {NOW} + %s::bigint END, holder = %s FROM unnest(%s::integer[], %s::bigint[], %s::bigint[]) "
-    f"AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
+    "hold": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s FROM unnest(%s::integer[], "
+    f"%s::bigint[], %s::bigint[]) AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
     # Looking
     "ids_after": "SELECT id FROM {p}shared_messages WHERE queue = %s AND id > %s ORDER BY id LIMIT %s",
     "find": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id = %s",
@@ -381,10 +387,6 @@ class Statements:
         counted = "1" if count_on_receive else late
         given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix}
         said = {name: _filled(text, **given) for name, text in statements.items()}
-        for name, requeued in (("send_named", "send_requeued"), ("send_topic_named", "send_topic_requeued")):
-            named = said[name]
-            said[name] = _filled(named, conflict="DO NOTHING")
-            said[requeued] = _filled(named, conflict="DO UPDATE SET id = EXCLUDED.id")
         spent = said.pop("take_spent")
         # What a subscription has left that has ended is nobody's.
         is_queue, exists = (

@@ -777,7 +777,7 @@ class SharedStore:
         seconds = self.options.lease_timeout if lease is None else lease
         ms = milliseconds(seconds)
         rows = self._database.change(
-            lambda ask: ask("take_again", ms, ms, self.waiting.router, random.getrandbits(62), number, seq)
+            lambda ask: ask("take_again", ms, self.waiting.router, random.getrandbits(62), number, seq)
         )
         if not rows:
             raise UnknownMessageError(f"message {seq} of {destination} is leased to somebody else")

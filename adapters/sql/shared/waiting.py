@@ -208,7 +208,7 @@ class Waiting:
 
     def tell_deleted(self, ask: Ask, queue: int) -> None:
         """Tell other routers that a queue is deleted, with the transaction of `ask`."""
-        ask("tell_deleted", self._channel, queue)
+        ask("notify", self._channel, f"-{queue}")
 
     # The connection
 
