@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ....policies.errors import AnabranchError, UnknownMessageError
+from ...core.engine.lease_times import require_seconds
 from ...core.messages import Message, Reason, note_settled, require_leased, warn_abandoned
 from ...core.service.failures import Failure, Failures, failure_of
 from ...core.state.due import delay_ms
@@ -289,8 +290,10 @@ class Leases:
         seconds = policy.seconds(lease.deliveries + (not self._counts_first))
         return max(1, round(seconds * 1000 * (1 + policy.jitter * random.uniform(-1, 1))))
 
-    def extend(self, message: Message[Any], seconds: float | None) -> None:
-        """Lease a message for longer."""
+    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
+        """Lease a message for longer, as Store.extend."""
+        if seconds is not None:
+            require_seconds(seconds, "lease")
         lease = message._note
         if not isinstance(lease, SharedLease) or lease.hold != LEASED:
             raise not_held(message)
@@ -311,7 +314,7 @@ class Leases:
         return {Place(*one) for one in ask("hold", *given)}
 
     def claim(self, message: Message[Any]) -> None:
-        """Claim a message for a transaction: its time stops."""
+        """Claim a message for a transaction, as Store.claim: its time stops."""
         (lease,) = self.taken([message], LEASED)
         try:
             if lease.seconds is not None:
@@ -324,7 +327,7 @@ class Leases:
     # Settling by tokens
 
     def token(self, message: Message[Any]) -> str:
-        """Return the token of a leased message."""
+        """Return the token of a leased message, which settles it in any router of the store."""
         lease = message._note
         if not isinstance(lease, SharedLease) or lease.end:
             require_leased(message)
@@ -347,7 +350,7 @@ class Leases:
         return None
 
     def settle(
-        self, tokens: Sequence[str], how: Settlement, delivered: bool, delay: float | None
+        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
     ) -> list[AnabranchError | None]:
         """Settle messages by their tokens, those that are held; returns what was wrong with each."""
         given_ms = None if delay is None else delay_ms(delay)

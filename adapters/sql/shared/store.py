@@ -43,10 +43,8 @@ from ...core.messages import (
     DELIVERY_LIMIT,
     EXPIRED,
     Headers,
-    LargeBody,
     Message,
     Outgoing,
-    Readable,
     Reason,
     Receipt,
     Rejecting,
@@ -96,6 +94,26 @@ log: logging.Logger = logging.getLogger(__name__)
 ALL_DELIVERIES: Final = (1 << 31) - 1
 DOUBTS: Final = 3
 """Sweeps that look for a lease whose caller was interrupted: the database may be at it still."""
+
+
+def _by(part: str, name: str) -> Any:
+    """Return a method that calls this function of a part of the store, which must be open."""
+
+    def call(self: SharedStore, *given: Any, **named: Any) -> Any:
+        self._require_open()
+        return getattr(getattr(self, part), name)(*given, **named)
+
+    return call
+
+
+def _always(answer: object) -> Any:
+    """Return a method that returns this, whatever it is asked; the store must be open."""
+
+    def call(self: SharedStore, *given: Any, **named: Any) -> Any:
+        self._require_open()
+        return answer
+
+    return call
 
 
 class SharedStore:
@@ -293,29 +311,14 @@ class SharedStore:
         self._require_open()
         self._queues.declare(destination)
 
-    def destinations(self) -> Sequence[Destination]:
-        """Return the queues and topics that are declared, or hold messages."""
-        self._require_open()
-        return self._queues.all()
+    destinations = _by("_queues", "all")
 
     # Sending
 
-    def send(
-        self,
-        destination: Destination,
-        body: bytes | Readable | LargeBody,
-        headers: Headers | None = None,
-        message_id: str | None = None,
-        sync: bool | None = None,
-        priority: int = DEFAULT_PRIORITY,
-        expires_at_ms: int = 0,
-        persistent: bool = True,
-        deliver_at_ms: int = 0,
-    ) -> Receipt:
+    def send(self, destination: Destination, body: Any, *given: Any, **named: Any) -> Receipt:
         """Store one message, as Store.send. One that is not persistent is stored as any other."""
         self._require_open()
-        message = _outgoing(body, headers, message_id, sync, priority, expires_at_ms, persistent, deliver_at_ms)
-        return self._sending.send([(destination, message)])[0]
+        return self._sending.send([(destination, _outgoing(body, *given, **named))])[0]
 
     def send_nowait(self, destination: Destination, body: Any, *given: Any, **named: Any) -> Future[Receipt]:
         """Send, as Store.send_nowait: before this returns."""
@@ -373,9 +376,7 @@ class SharedStore:
             "connections; use a transaction of the router, or a store that is not `shared`"
         )
 
-    def is_enlisted(self, destination: Destination) -> bool:
-        """Return False: no caller's transaction takes part."""
-        return False
+    is_enlisted = _always(False)
 
     def keep(self, body: object, persistent: bool = True) -> Any:
         """Return a body as bytes: a file is read, up to `message_bytes_max`."""
@@ -702,17 +703,8 @@ class SharedStore:
 
         return give_back
 
-    def extend(self, message: Message[Any], seconds: float | None = None) -> None:
-        """Lease a message for longer, as Store.extend."""
-        if seconds is not None:
-            require_seconds(seconds, "lease")
-        self._require_open()
-        self.leases.extend(message, seconds)
-
-    def claim(self, message: Message[Any]) -> None:
-        """Hold a message for a transaction."""
-        self._require_open()
-        self.leases.claim(message)
+    extend = _by("leases", "extend")
+    claim = _by("leases", "claim")
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give back what a transaction held."""
@@ -744,10 +736,7 @@ class SharedStore:
         """Note that a message was acked since it was rejected."""
         message._note.end = REJECTED
 
-    def token(self, message: Message[Any]) -> str:
-        """Return the token of a leased message. It settles the message in any router of the store."""
-        self._require_open()
-        return self.leases.token(message)
+    token = _by("leases", "token")
 
     def token_of(self, lease: SharedLease) -> str:
         """Return the token of a lease."""
@@ -784,12 +773,7 @@ class SharedStore:
         message = self._message(rows[0], seconds)
         return self.leases.token(message)
 
-    def settle(
-        self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
-    ) -> list[Any]:
-        """Settle messages by their tokens, as Store.settle."""
-        self._require_open()
-        return self.leases.settle(tokens, how, delivered, delay)
+    settle = _by("leases", "settle")
 
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
@@ -822,15 +806,8 @@ class SharedStore:
 
     # Durable subscriptions
 
-    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
-        """Keep messages for this subscription, whichever router they are sent from, as Store.subscribe."""
-        self._require_open()
-        return self._topics.subscribe(subscription, retroactive)
-
-    def unsubscribe(self, topic: Destination, subscription: SubscriptionKey) -> int:
-        """Remove it, as Store.unsubscribe. What another router has leased for it is not leased any more."""
-        self._require_open()
-        return self._topics.unsubscribe(topic, subscription)
+    subscribe = _by("_topics", "subscribe")
+    unsubscribe = _by("_topics", "unsubscribe")
 
     def subscriptions(self) -> Sequence[Subscription]:
         """Return all subscriptions, whoever has made them."""
@@ -878,19 +855,15 @@ class SharedStore:
         """Commit, as Store.commit_nowait."""
         return shared().call(partial(self.commit, sends, acks, sync, changes))
 
-    def marked(
-        self, mark: str, sends: Sequence[tuple[Destination, Outgoing]], others: Iterable[Destination] = ()
-    ) -> Any:
-        """Return None: no commit has a name here."""
-        return None
+    marked = _always(None)
+    """It keeps no names of commits."""
 
     def _refuse_mark(self, mark: str | None) -> None:
         if mark is not None:
             raise TransactionError(f"store {self.name!r} is shared: it keeps no names of commits")
 
-    def reserve(self, *given: Any, **named: Any) -> None:
-        """Return None: there are no limits."""
-        self._require_open()
+    reserve = _always(None)
+    """There are no limits."""
 
     def prepare(
         self,
@@ -945,24 +918,11 @@ class SharedStore:
         self._require_open()
         return [prepared for prepared, ours in self._branches.all(self.waiting.router) if ours or _is_held(prepared)]
 
-    def committed(self) -> Sequence[bytes]:
-        """Return transactions that were committed and are not forgotten."""
-        self._require_open()
-        return self._branches.committed()
-
-    def has_committed(self, transaction: bytes) -> bool:
-        """Return whether a transaction was committed and is not forgotten."""
-        self._require_open()
-        return self._branches.has_committed(transaction)
-
-    def forget(self, transactions: Sequence[bytes]) -> None:
-        """Forget that these are committed."""
-        self._require_open()
-        self._branches.forget(transactions)
-
-    def sync(self) -> None:
-        """Do nothing: all that has returned is durable."""
-        self._require_open()
+    committed = _by("_branches", "committed")
+    has_committed = _by("_branches", "has_committed")
+    forget = _by("_branches", "forget")
+    sync = _always(None)
+    """All that has returned is durable."""
 
     # Upkeep
 
@@ -975,21 +935,12 @@ class SharedStore:
         members = self._database.look("members", number)[0][0] if number else []  # of a queue there are none
         return sum(self._topics.removed("purge", [*members, number] if number else []))
 
-    def delete(self, destination: Destination) -> int:
-        """Remove a queue or a topic, as Store.delete."""
-        self._require_open()
-        return self._topics.delete(destination)
-
-    def idle_mark(self, queue: Destination) -> object:
-        """Return None: other routers may use the queue."""
-        return None
-
-    def delete_if_idle(self, queue: Destination, gate: Any) -> bool:
-        """Return False likewise."""
-        return False
-
-    def forget_gate(self, gate: Any) -> None:
-        """Do nothing: destinations have no gates here."""
+    delete = _by("_topics", "delete")
+    idle_mark = _always(None)
+    """Other routers may use a queue."""
+    delete_if_idle = _always(False)
+    forget_gate = _always(None)
+    """Destinations have no gates here."""
 
     def retire(self, to_remove: bool = False) -> bool:
         """Refuse all further calls and return True, if nobody waits and nobody holds a message, as Store.retire."""
@@ -1001,16 +952,9 @@ class SharedStore:
         self._retired = True
         return True
 
-    def reclaim(self) -> int:
-        """Return 0: the server gives back space by itself."""
-        self._require_open()
-        return 0
-
-    compact = reclaim
-
-    def checkpoint(self) -> None:
-        """Do nothing: the server sees to that."""
-        self._require_open()
+    reclaim = compact = _always(0)
+    checkpoint = _always(None)
+    """The server sees to that, and gives back space by itself."""
 
     # Asking
 

@@ -47,7 +47,7 @@ class Topics:
             for number, topic, *fields in self._database.look("subscriptions")
         }
 
-    def subscribe(self, subscription: Subscription, retroactive: bool) -> bool:
+    def subscribe(self, subscription: Subscription, retroactive: bool = False) -> bool:
         """Begin a subscription, as Store.subscribe."""
         checked(subscription)
         there = self._database.change(lambda ask: self._begin(ask, subscription, retroactive))
@@ -68,7 +68,7 @@ class Topics:
         return None
 
     def unsubscribe(self, topic: Destination, key: SubscriptionKey) -> int:
-        """End a subscription, as Store.unsubscribe."""
+        """End a subscription, as Store.unsubscribe. What another router has leased for it is not leased any more."""
         require_topic(topic)
 
         def end(ask: Ask) -> int:
