@@ -50,6 +50,28 @@ def store_of(router: anabranch.Router) -> Any:
     return store
 
 
+def test_a_watch_that_is_woken_as_it_comes_into_line_holds_up_nobody(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router,) = opened(shared, "a")
+    store, told, heard = store_of(router), list[bool](), list[bool]()
+    destination = router.queue("q").destination
+    watch = store.receive_or_watch(destination, told.append)
+    enter = store.waiting.enter
+
+    def woken_first(*given: Any) -> None:
+        watch.wake()
+        enter(*given)
+
+    monkeypatch.setattr(store.waiting, "enter", woken_first)
+    assert store.receive_or_watch(destination, told.append, watch) is watch
+    monkeypatch.undo()
+    assert told == [False]
+    store.receive_or_watch(destination, heard.append)
+    router.queue("q").send(b"1")
+    assert heard == [False]
+
+
 def test_each_message_is_received_once_by_one_of_many(shared: Shared) -> None:
     routers = opened(shared, *"abcd")
     routers[0].queue("q").send_many([b"%d" % number for number in range(200)])

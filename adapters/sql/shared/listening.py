@@ -18,23 +18,16 @@ class SharedListener(LookingListener):
     """One listener. Threads: all; `close` may be called from the callback."""
 
     def __init__(
-        self, store: Any, destination: Destination, subscription: SubscriptionKey | None, number: int,
+        self, store: Any, destination: Destination, subscription: SubscriptionKey | None,
         on_message: Callable[[Message], object], credit: int, on_end: Callable[[Exception], object] | None,
         seconds: float | None, run_by: Callable[[Job], object] | None,
     ) -> None:  # fmt: skip
         super().__init__(destination, on_message, credit, on_end, run_by)
-        self._store, self._destination, self._subscription, self._number = store, destination, subscription, number
-        self._seconds = seconds
+        self._store, self._asked = store, (seconds, subscription)
+        self._destination, self.queue = destination, 0
 
     def _take(self, most: int) -> Sequence[Message]:
-        store = self._store
-        asked = self._destination, most, self._seconds, self._subscription
-        messages: list[Message[Any]] = store.take(*asked)
-        if not messages:
-            store.waiting.leave(self._number, self)  # a subscription may have ended, and begun anew
-            self._number = store.receiving(self._destination, self._subscription)
-            store.waiting.enter(self._number, self)
-            messages = store.take(*asked)
+        messages: list[Message[Any]] = self._store.look(self, self._destination, most, *self._asked)
         if messages:
             self._rest()
         return messages
@@ -44,10 +37,11 @@ class SharedListener(LookingListener):
         super()._call(message)
 
     def _rest(self) -> None:
-        self._store.left(self, self._number, more=True)
+        self._store.waiting.leave(self)
 
     def _leave(self) -> None:
-        self._store.left(self, self._number)
+        self._rest()
+        self._store.listeners.pop(self, None)
 
     def _free(self, messages: Sequence[Message]) -> None:
         with suppress(AnabranchError):  # else they are free when this router is gone, or their leases are over

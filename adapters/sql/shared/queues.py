@@ -54,16 +54,14 @@ class Queues:
         self._numbers.pop(Source(destination), None)
         self.number(destination)
 
-    def receiving(
-        self, destination: Destination, key: SubscriptionKey | None, make: bool = False, declared: bool = True
-    ) -> int:
-        """Return the number of what one receives from, as `number` does. Raises DestinationError,
-        UnknownSubscriptionError."""
+    def receiving(self, destination: Destination, key: SubscriptionKey | None, make: bool = False) -> int:
+        """Return the number of what one receives from, as `number` does; what this makes is not declared. Raises
+        DestinationError, UnknownSubscriptionError."""
         if key is not None:
             return self.subscription(destination, key)
         if destination.kind is Kind.TOPIC:
             raise DestinationError(f"{destination} is a topic: receive for one of its subscriptions; say which")
-        return self.number(destination, make, declared)
+        return self.number(destination, make, declared=False)
 
     def subscription(self, topic: Destination, key: SubscriptionKey, known: bool = True) -> int:
         """Return the number of a subscription, which may have ended elsewhere if it is taken from what is `known`.

@@ -87,7 +87,7 @@ from .sending import Sending, Stored, moved
 from .statements import Statements
 from .topics import PAGE, Topics
 from .usage import Sent, Usage
-from .waiting import Waiting
+from .waiting import Waiter, Waiting
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class SharedStore:
             self.waiting.on_queues, self.waiting.on_deleted = self._found, self._topics.forget
             database.on_failover = self._forget_all
             self._forget_all()
-            self._listeners: dict[SharedListener, None] = {}
+            self.listeners: dict[SharedListener, None] = {}
             self._pid, self._opened = os.getpid(), True
             self.waiting.start()
         except BaseException:
@@ -250,7 +250,7 @@ class SharedStore:
         self._opened = self._retired = False
         if self._pid != os.getpid():
             return
-        for listener in list(self._listeners):
+        for listener in list(self.listeners):
             listener.end()
         held = [lease for lease in list(self.leases.held.values()) if lease.hold == LEASED]
         with suppress(AnabranchError):  # else its row in ROUTERS, which goes, says it
@@ -465,51 +465,52 @@ class SharedStore:
         """Lease many messages, as Store.receive_many."""
         if lease is not None:
             require_seconds(lease, "lease")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        messages = self.take(destination, most, lease, subscription) if most > 0 else []
-        if not messages and timeout != 0 and most > 0:
-            messages = self._waited(destination, subscription, most, lease, deadline)
+        if most <= 0:
+            return []
+        asked = destination, most, lease, subscription
+        messages = self.take(*asked) if timeout == 0 else self._waited(timeout, *asked)
         for message in messages:
             self.note_handed(message)
         return messages
 
-    def _waited(
-        self, destination: Destination, subscription: SubscriptionKey | None, most: int, lease: float | None,
-        deadline: float | None,
-    ) -> list[Message]:  # fmt: skip
-        number, waiter = 0, _Waiter()
+    def _waited(self, timeout: float | None, *asked: Any) -> list[Message]:
+        self._require_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiter = _Waiter()
         try:
             while True:
                 waiter.clear()
-                self.waiting.leave(number, waiter)  # a subscription may have ended, and begun anew
-                number = self._queues.receiving(destination, subscription, make=True, declared=False)
-                self.waiting.enter(number, waiter)
-                messages = self.take(destination, most, lease, subscription)
+                messages = self.look(waiter, *asked)
                 left = None if deadline is None else deadline - time.monotonic()
                 if messages or (left is not None and left <= 0):
                     return messages
                 waiter.wait(left)
                 self._require_open()
         finally:
-            self.waiting.leave(number, waiter)
-            if self.waiting.has(number):
-                self.waiting.wake([number])  # there may be more
+            self.waiting.leave(waiter)
+
+    def look(
+        self, waiter: Waiter, destination: Destination, most: int, lease: float | None = None,
+        subscription: SubscriptionKey | None = None,
+    ) -> list[Message]:  # fmt: skip
+        """Take messages; if there are none, look once more with `waiter` in line, where it then is."""
+        messages = self.take(destination, most, lease, subscription)
+        if not messages:
+            self.waiting.enter(self.receiving(destination, subscription), waiter)
+            messages = self.take(destination, most, lease, subscription)
+        return messages
 
     def receive_or_watch(
         self, destination: Destination, on_wake: Callable[[bool], object], watch: Any = None, lease: float | None = None
     ) -> Any:
         """Lease the first message of a queue, or return a watch, as Store.receive_or_watch."""
         self._require_open()
-        number = self._queues.receiving(destination, None, make=True, declared=False)
-        messages = self.take(destination, 1, lease)
+        if not isinstance(watch, _Watch) or not watch.is_in_line:
+            watch = _Watch(self, on_wake)
+        messages = self.look(watch, destination, 1, lease)
         if not messages:
-            if not isinstance(watch, _Watch) or not watch.is_in_line:
-                watch = _Watch(self, number, on_wake)
-            self.waiting.enter(number, watch)
-            messages = self.take(destination, 1, lease)
-            if not messages:
-                return watch
-            watch.leave()
+            return watch
+        watch.leave()
         self.note_handed(messages[0])
         return messages[0]
 
@@ -530,24 +531,16 @@ class SharedStore:
         """Call with messages, as Store.listen."""
         if lease is not None:
             require_seconds(lease, "lease")
-        number = self.receiving(destination, subscription)
-        listener = SharedListener(self, destination, subscription, number, on_message, credit, on_end, lease, run_by)
-        self._listeners[listener] = None
+        self.receiving(destination, subscription)
+        listener = SharedListener(self, destination, subscription, on_message, credit, on_end, lease, run_by)
+        self.listeners[listener] = None
         listener.wake()
         return listener
 
     def receiving(self, destination: Destination, subscription: SubscriptionKey | None) -> int:
         """Return the number of the queue, or the subscription, that somebody waits for."""
         self._require_open()
-        return self._queues.receiving(destination, subscription, make=True, declared=False)
-
-    def left(self, listener: SharedListener, number: int, more: bool = False) -> None:
-        """Let a listener leave the line; unless there is `more` to come it has ended."""
-        self.waiting.leave(number, listener)
-        if not more:
-            self._listeners.pop(listener, None)
-        if self.waiting.has(number):
-            self.waiting.wake([number])
+        return self._queues.receiving(destination, subscription, make=True)
 
     def take_undelivered(self, limit: int = 100) -> Sequence[Undelivered]:
         """Lease messages that are not delivered any more, as Store.take_undelivered."""
@@ -945,7 +938,7 @@ class SharedStore:
     def retire(self, to_remove: bool = False) -> bool:
         """Refuse all further calls and return True, if nobody waits and nobody holds a message, as Store.retire."""
         self._require_open()
-        if to_remove or self._listeners or self.waiting.count() or self.leases.held or self.abandoned:
+        if to_remove or self.listeners or self.waiting.count() or self.leases.held or self.abandoned:
             return False
         if any(ours for _, ours in self._branches.all(self.waiting.router)):
             return False
@@ -1012,29 +1005,29 @@ class SharedStore:
 class _Waiter(Event):
     """A thread that waits for a message."""
 
-    def wake(self) -> None:
-        self.set()
+    queue = 0
+    wake = Event.set
 
 
 class _Watch:
     """A watch on one queue, woken once."""
 
-    def __init__(self, store: SharedStore, number: int, on_wake: Callable[[bool], object]) -> None:
-        self._store, self._number, self._on_wake = store, number, on_wake
-        self.is_in_line = True
+    queue, is_in_line = 0, True
+
+    def __init__(self, store: SharedStore, on_wake: Callable[[bool], object]) -> None:
+        self._store, self._on_wake = store, on_wake
 
     def wake(self) -> None:
-        """Leave the line, tell, and pass it on to who stands behind."""
-        if not self.is_in_line:
-            return
+        """Leave the line, and tell."""
+        tells = self.is_in_line
         self.leave()
-        self._on_wake(not self._store._opened)
-        self._store.waiting.wake([self._number])
+        if tells:
+            self._on_wake(not self._store._opened)
 
     def leave(self) -> None:
         """Leave the line; nobody is told. Idempotent."""
         self.is_in_line = False
-        self._store.waiting.leave(self._number, self)
+        self._store.waiting.leave(self)
 
 
 def _outgoing(

@@ -62,6 +62,9 @@ BEATS: Final = 3
 class Waiter(Protocol):
     """Whoever stands in line for a message."""
 
+    queue: int
+    """The one whose line it is; 0: it stands in none yet."""
+
     def wake(self) -> None:
         """Hear that there may be one. Any thread; must not wait."""
 
@@ -146,8 +149,11 @@ class Waiting:
     # Lines
 
     def enter(self, queue: int, waiter: Waiter) -> None:
-        """Stand in line, and let other routers know of it. Whoever does looks once more before it waits (W11). Raises
-        StoreFailedError."""
+        """Stand in this line and in no other, and let other routers know of it. Whoever does looks once more before it
+        waits (W11). Raises StoreFailedError."""
+        if waiter.queue != queue:
+            self.leave(waiter)
+            waiter.queue = queue
         with self._lock:
             self._lines.setdefault(queue, {})[waiter] = None
             announced = queue in self._announced
@@ -160,23 +166,21 @@ class Waiting:
                 self._fresh.add(queue)
             self._poke()
 
-    def leave(self, queue: int, waiter: Waiter) -> None:
-        """Leave the line. Idempotent."""
+    def leave(self, waiter: Waiter) -> None:
+        """Leave the line, and wake who stands behind: there may be more. Idempotent."""
         with self._lock:
-            line = self._lines.get(queue)
-            if line is not None:
-                line.pop(waiter, None)
-                if not line:
-                    self._lines.pop(queue, None)
+            line = self._lines.get(waiter.queue, {})
+            was_there = waiter in line
+            line.pop(waiter, None)
+            if not line:
+                self._lines.pop(waiter.queue, None)
+        if was_there:
+            self.wake([waiter.queue])
 
     def count(self) -> int:
         """Return how many stand in lines."""
         with self._lock:
             return sum(map(len, self._lines.values()))
-
-    def has(self, queue: int) -> bool:
-        """Return whether somebody waits there."""
-        return queue in self._lines
 
     def wake(self, queues: Iterable[int]) -> None:
         """Wake the first in line of each queue."""
