@@ -163,17 +163,11 @@ class Leases:
                 lease.hold = hold
 
     def settling(
-        self, messages: Sequence[Message[Any]], hold: int, end: str, work: Callable[[Ask, list[Place]], set[Place]]
-    ) -> None:
-        """Settle messages that are held so, all or none, by what returns the places of those that are held still.
-        Raises UnknownMessageError."""
-        self.settling_taken(messages, self.taken(messages, hold), hold, end, work)
-
-    def settling_taken(
         self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], hold: int, end: str,
         work: Callable[[Ask, list[Place]], set[Place]],
     ) -> None:  # fmt: skip
-        """Do `settling` with leases that were taken out before."""
+        """Settle messages whose leases were taken out, all or none, by what returns the places of those that are
+        held still. Raises UnknownMessageError."""
         self._ending(
             messages, leases, hold, end,
             lambda: self._database.change(lambda ask: self._require_all(messages, leases, work(ask, _places(leases)))),
@@ -262,7 +256,7 @@ class Leases:
             delays = [self._delay(message._note, delivered, delay_ms_given) for message in messages]
             return self._released(ask, places, self.counted(delivered), delays)
 
-        self.settling_taken(messages, leases, hold, end, give_back)
+        self.settling(messages, leases, hold, end, give_back)
         self._wake({message._note.place.queue for message in messages})
 
     def free(self, leases: Sequence[SharedLease], counted: int, delivered: bool = False) -> None:

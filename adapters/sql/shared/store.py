@@ -830,7 +830,7 @@ class SharedStore:
             stored = self._sending.stored(ask, numbered)
             return self.leases.acked(ask, places, told) if places else set()
 
-        self.leases.settling(acks, CLAIMED, "it was acked", commit)
+        self.leases.settling(acks, self.leases.taken(acks, CLAIMED), CLAIMED, "it was acked", commit)
         self._took_effect(stored.sent, [message._note.place for message in acks])
         self._topics.ended(ended)
         self.waiting.tell(told | stored.queues)
@@ -881,7 +881,7 @@ class SharedStore:
             branch = Branch(tuple(participants), numbered, places, note, packed(changes))
             return self._branches.prepare(ask, transaction, branch, self.waiting.router)
 
-        self.leases.settling(acks, CLAIMED, ROLLED_BACK, prepare)
+        self.leases.settling(acks, self.leases.taken(acks, CLAIMED), CLAIMED, ROLLED_BACK, prepare)
         return Done(None)
 
     def commit_prepared(self, transaction: bytes) -> Pending[list[Receipt]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ....policies.errors import ConfigError, PlacementError
-from ..database.connections import on_connection, shown_url
+from ..database.connections import shown_url
 from ..database.dialects import one_at_a_time
 from ..database.errors import Database
 from .statements import TABLES
@@ -35,10 +34,7 @@ def prepare(database: Database, prefix: str, store_id: bytes) -> bytes:
             connection.commit()
         return found or store_id
 
-    try:
-        return on_connection(database.engine, create)
-    except SQLAlchemyError as error:
-        raise database.error(error) from None
+    return database.read(create)
 
 
 def require(database: Database, prefix: str, store_id: bytes) -> None:
@@ -49,10 +45,7 @@ def require(database: Database, prefix: str, store_id: bytes) -> None:
         _require_server(database, connection)
         return _found(database, connection, prefix)
 
-    try:
-        found = on_connection(database.engine, look)
-    except SQLAlchemyError as error:
-        raise database.error(error) from None
+    found = database.read(look)
     where = f"store {database.name!r}: {shown_url(database.engine.url)}"
     if found is None:
         raise PlacementError(
@@ -84,11 +77,8 @@ def _found(database: Database, connection: Connection, prefix: str) -> bytes | N
 def _require_server(database: Database, connection: Connection) -> None:
     """Raise ConfigError for a server that lacks what the statements need."""
     where = f"store {database.name!r}: {shown_url(database.engine.url)}"
-    try:
-        version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
-        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
-    except DBAPIError as error:
-        raise database.error(error) from None
+    version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
+    encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
     if version < 130_000:
         raise ConfigError([f"{where} is PostgreSQL {version // 10_000}; a shared store needs 13 or later"])
     if encoding != "UTF8":

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ....policies.names.destination import Destination, Kind
+from ....policies.names.destination import Destination
 from ...core.engine.usage import ACKED, ACROSS, AMOUNT_MAX, NEEDED_MAX, ROW, SENT, Recorder, hash_of
 from ...core.record.encoding import HEAD
-from ...core.store_types import SubscriptionKey
+from ...core.state.leases import DestinationState, SubscriptionState
+from ...core.store_types import Subscription
 from .leases import Place
 from .queues import Queues
 
@@ -29,33 +30,14 @@ class Sent(NamedTuple):
     """Those in which it lies: the queue, or subscriptions."""
 
 
-class _Subscriber(NamedTuple):
-    """What a Recorder asks of a subscription."""
-
-    number: int
-    key: SubscriptionKey
-
-    @property
-    def subscription(self) -> _Subscriber:
-        return self
-
-
-class _Used:
-    """What a Recorder asks of a destination. Another object is another declaration."""
-
-    is_map = False
-
-    def __init__(self, destination: Destination, subscriptions: dict[int, _Subscriber]) -> None:
-        self.destination, self.subscriptions = destination, subscriptions
-        self.is_topic = destination.kind is Kind.TOPIC
-
-
 class Usage:
     """The rows of one open store. Threads: all."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._used: dict[Destination, _Used] = {}
+        self._states: dict[Destination, DestinationState] = {}
+        """What a Recorder asks of a destination. Another object is another declaration."""
+        self._subscribers: dict[int, SubscriptionState] = {}
         self.recorder: Recorder | None = None
         """None: nothing is told."""
 
@@ -81,12 +63,12 @@ class Usage:
     ) -> Iterator[bytes]:
         now, threshold = time.monotonic_ns() // 1000, recorder.buffer.threshold
         for message in sent:
-            if hash_of(message.seq) >= threshold or (used := self._of(message.number)) is None:
+            if hash_of(message.seq) >= threshold or (state := self._of(message.number)) is None:
                 continue
-            number, who = recorder.number(used), 0  # type: ignore[arg-type]
-            if number and used.is_topic:
-                subscribers = [self._subscriber(used, one) for one in message.queues]
-                who = recorder.set_number(subscribers) or 0  # type: ignore[arg-type]
+            number, who = recorder.number(state), 0
+            if number and state.is_topic:
+                subscribers = [self._subscriber(state, one) for one in message.queues]
+                who = recorder.set_number(subscribers) or 0
                 number = number if who else None
             needed = min(len(message.queues), NEEDED_MAX)
             if number:
@@ -94,31 +76,35 @@ class Usage:
                 yield ROW.pack(now, message.seq, number, amount, transaction, who, needed, SENT, flags)
             recorder.rows.lost += number is None
         for place in acks:
-            if hash_of(place.id) >= threshold or (used := self._of(place.queue)) is None:
+            if hash_of(place.id) >= threshold or (state := self._of(place.queue)) is None:
                 continue
-            number = recorder.number(used)  # type: ignore[arg-type]
+            number = recorder.number(state)
             if number:
-                who = place.queue if used.is_topic else 0
+                who = place.queue if state.is_topic else 0
                 yield ROW.pack(now, place.id, number, 0, transaction, who, 0, ACKED, flags)
             recorder.rows.lost += number is None
 
-    def _of(self, number: int) -> _Used | None:
-        """Return what a number says, whose subscription is declared; None if that has ended."""
+    def _of(self, number: int) -> DestinationState | None:
+        """Return the state of what has a number, whose subscription it names; None if that has ended."""
         source = self._queues.of(number)
         if source is None:
             return None
-        used = self._used.get(source.destination)
-        if used is None or (source.subscription is not None and number not in used.subscriptions):
-            known: dict[int, _Subscriber] = dict(used.subscriptions) if used is not None else {}
+        state = self._states.get(source.destination)
+        if state is None or (source.subscription is not None and number not in self._subscribers):
+            before, state = state, DestinationState(number, source.destination)
+            if before is not None:
+                state.subscriptions = before.subscriptions
             if source.subscription is not None:
-                known[number] = _Subscriber(number, source.subscription)
-            used = self._used[source.destination] = _Used(source.destination, known)
-        return used
+                self._subscriber(state, number)
+            self._states[source.destination] = state
+        return state
 
-    def _subscriber(self, used: _Used, number: int) -> _Subscriber:
-        found = used.subscriptions.get(number)
+    def _subscriber(self, topic: DestinationState, number: int) -> SubscriptionState:
+        found = self._subscribers.get(number)
         if found is None:
             source = self._queues.of(number)
-            found = _Subscriber(number, ("", str(number)) if source is None else source.subscription or ("", ""))
-            used.subscriptions[number] = found
+            client, name = source.subscription if source is not None and source.subscription else ("", str(number))
+            found = SubscriptionState(number, topic, Subscription(topic.destination, name, client), 0)
+            topic.join(found)
+            self._subscribers[number] = found
         return found
