@@ -54,14 +54,15 @@ _MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %s WHERE num
 _LATER: Final = _MARK.replace("RETURNING 1", "RETURNING set_config('synchronous_commit', 'off', true)")
 """For one of which nothing is lost with the server: what was leased is free again then."""
 _NUMBERED: Final = (
-    "WITH me AS (UPDATE {p}shared_connections SET last = %s, ids = ARRAY[nextval(pg_get_serial_sequence("
-    "'{p}shared_messages', 'id'))] WHERE number = %s RETURNING ids[1] AS id)"
+    "WITH there AS (SELECT 1 FROM {p}shared_messages), me AS (UPDATE {p}shared_connections SET last = %s, "
+    "ids = ARRAY[nextval({ids})] WHERE number = %s RETURNING ids[1] AS id)"
 )
-"""For a send, whose id is known that way too."""
+"""For a send, whose id is known that way too. Nothing reads THERE: it has the table be said to be missing, and not its
+sequence."""
 _ALL_NUMBERED: Final = (
-    "WITH me AS (UPDATE {p}shared_connections c SET last = a.last, ids = ARRAY(SELECT nextval(pg_get_serial_sequence("
-    "'{p}shared_messages', 'id')) FROM generate_series(1, a.count)) FROM (SELECT %s::bigint AS last, %s::bigint AS "
-    "number, %s::bigint AS count) AS a WHERE c.number = a.number RETURNING ids)"
+    "WITH there AS (SELECT 1 FROM {p}shared_messages), me AS (UPDATE {p}shared_connections c SET last = a.last, "
+    "ids = ARRAY(SELECT nextval({ids}) FROM generate_series(1, a.count)) FROM (SELECT %s::bigint AS last, "
+    "%s::bigint AS number, %s::bigint AS count) AS a WHERE c.number = a.number RETURNING ids)"
 )
 """For so many sends at once."""
 _ALL_SENT: Final = (
@@ -238,7 +239,7 @@ _STATEMENTS: Final = {
         _ALL_SENT, same="%s::bigint, %s::bigint, %s::integer, %s::integer, %s::text, %s::text", each="", names=""
     ),
     "lock_group": "SELECT pg_advisory_xact_lock(%s)",
-    "send_topics": "WITH new AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('{p}shared_messages', 'id')) AS "
+    "send_topics": "WITH new AS MATERIALIZED (SELECT nextval({ids}) AS "
     "id, a.* FROM (SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::text[], "
     "%s::text[], %s::bytea[], %s::bytea[]) WITH ORDINALITY AS a (due, expires, queue, priority, messageid, member, "
     f"headers, content, place) ORDER BY place) a), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT "
@@ -326,7 +327,7 @@ _STATEMENTS: Final = {
     "purge": _filled(_PAGE, which=f" AND {_FREE}", skip=" SKIP LOCKED"),
     "delete": _filled(_PAGE, which="", skip=""),
     "first_live": "SELECT coalesce((SELECT id FROM {p}shared_messages WHERE queue = %s AND id >= %s ORDER BY id "
-    "LIMIT 1), pg_sequence_last_value(pg_get_serial_sequence('{p}shared_messages', 'id')::regclass), 0)",
+    "LIMIT 1), pg_sequence_last_value({ids}), 0)",
     "highest_in": "SELECT max(id) FROM {p}shared_messages WHERE queue = %s",
     "delete_ids": "DELETE FROM {p}shared_ids WHERE queue = %s",
     "highest": "SELECT coalesce(max((SELECT max(m.id) FROM {p}shared_messages m WHERE m.queue = q.number)), 0) "
@@ -369,8 +370,9 @@ _STATEMENTS: Final = {
 class Statements:
     """The statements of the tables under one prefix, by name, with parameters in libpq's form."""
 
-    def __init__(self, prefix: str, count_on_receive: bool) -> None:
-        """`count_on_receive`: each lease is counted when it begins. So it has to be where one is all that there may be:
+    def __init__(self, prefix: str, count_on_receive: bool, ids: str = "0") -> None:
+        """`ids`: the sequence of ids, as SQL; to look for it in each statement costs as much as half a send.
+        `count_on_receive`: each lease is counted when it begins. So it has to be where one is all that there may be:
         what ran out and was not counted is in no index."""
         self.prefix = prefix
         # A lease that has run out counts as a delivery, unless it was counted when it began.
@@ -385,7 +387,7 @@ class Statements:
             "take_grouped": _filled(take, groups=_GROUPS, lets=_LET_OF_GROUPS, queue="$3", first="$4", limit="$5"),
         }
         counted = "1" if count_on_receive else late
-        given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix}
+        given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix, "ids": ids}
         said = {name: _filled(text, **given) for name, text in statements.items()}
         spent = said.pop("take_spent")
         # What a subscription has left that has ended is nobody's.
@@ -398,7 +400,7 @@ class Statements:
             spent, spent=f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
         )
         self._said = said = {name: _numbered(_filled(text, late=late)) for name, text in said.items()}
-        self.marked: Final = frozenset(name for name, text in said.items() if text.startswith("WITH me AS"))
+        self.marked: Final = frozenset(name for name, text in said.items() if " me AS (" in text)
         """Statements whose first two parameters are a number of the caller's and that of its connection."""
 
     def __getitem__(self, name: str) -> str:

@@ -135,7 +135,6 @@ class SharedStore:
         self.on_destinations: Callable[[list[Destination]], None] = lambda destinations: None
         """Called with destinations that other routers may have made."""
         self._counts_first = options.count_deliveries == "on_receive" or options.max_deliveries == 1
-        self._statements = Statements(options.schema_prefix, self._counts_first)
         self._most_deliveries = options.max_deliveries or ALL_DELIVERIES
         self._directory = StoreDirectory(name, directory, options.file_mode, self._lose)
         self._opened, self._retired, self._pid = False, False, 0
@@ -210,14 +209,15 @@ class SharedStore:
         options = self.options
         self._engine = engine = open_engine(options, self.directory)
         configure(engine)
-        self._database = database = SharedDatabase(self.name, engine, self._statements, options.outcome_timeout)
         try:
             single = open_single(options, self.directory)
             # Before it is configured: what that prepares a pooler would mix up.
-            tables.require(Database(self.name, single), options.schema_prefix, self.store_id)
+            ids = tables.require(Database(self.name, single), options.schema_prefix, self.store_id)
             configure(single)
+            statements = Statements(options.schema_prefix, self._counts_first, ids)
+            self._database = database = SharedDatabase(self.name, engine, statements, options.outcome_timeout)
             self.waiting: Waiting = Waiting(
-                self.name, database, single, self._statements, f"anabranch_{self.store_id.hex()}", node,
+                self.name, database, single, statements, f"anabranch_{self.store_id.hex()}", node,
                 options.router_timeout, self._most_deliveries,
             )  # fmt: skip
             self.leases: Leases = Leases(

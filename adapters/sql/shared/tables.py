@@ -37,15 +37,19 @@ def prepare(database: Database, prefix: str, store_id: bytes) -> bytes:
     return database.read(create)
 
 
-def require(database: Database, prefix: str, store_id: bytes) -> None:
-    """Check that the tables of a store that is about to be opened are there, and its own. Raises ConfigError,
-    PlacementError, StoreFailedError."""
+def require(database: Database, prefix: str, store_id: bytes) -> str:
+    """Check that the tables of a store that is about to be opened are there, and its own; return their sequence of ids,
+    as SQL. Raises ConfigError, PlacementError, StoreFailedError."""
 
-    def look(connection: Connection) -> bytes | None:
+    def look(connection: Connection) -> tuple[bytes | None, str]:
         _require_server(database, connection)
-        return _found(database, connection, prefix)
+        found = _found(database, connection, prefix)
+        if found is None:
+            return None, ""
+        ids = f"SELECT quote_literal(pg_get_serial_sequence('{prefix}shared_messages', 'id')) || '::regclass'"
+        return found, connection.exec_driver_sql(ids).scalar_one()
 
-    found = database.read(look)
+    found, ids = database.read(look)
     where = f"store {database.name!r}: {shown_url(database.engine.url)}"
     if found is None:
         raise PlacementError(
@@ -57,6 +61,7 @@ def require(database: Database, prefix: str, store_id: bytes) -> None:
             f"{where}: the tables belong to the store with the id {found.hex()}, this one is {store_id.hex()}; give it "
             "another schema_prefix or database"
         )
+    return ids
 
 
 def _found(database: Database, connection: Connection, prefix: str) -> bytes | None:
