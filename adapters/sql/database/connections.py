@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+from sqlalchemy.pool import NullPool
 
 from ....policies.config.options import SqlOptions
 from ....policies.errors import ConfigError, MissingExtraError
@@ -40,20 +40,20 @@ def on_connection(engine: Engine, work: Callable[[Connection], T], **options: An
     would have neither ended the transaction nor been asked again. SQLAlchemy, struck as it cleans up, raises an
     AssertionError at times; that is a KeyboardInterrupt all the same.
     """
-
-    def run() -> T:
+    before, since = sys.exception(), taken()
+    try:
         with engine.connect().execution_options(**options) as connection:
             return work(connection)
+    except BaseException as error:
+        _end(engine, error, before, since)
+        raise
 
-    return _ending(engine, run)
 
-
-def on_driver(engine: Engine, work: Callable[[ConnectionPoolEntry], T]) -> T:
-    """Return what `work` returns for a connection of the pool's, as `on_connection` does, for less: it is not reset
-    when it comes back. Raises SQLAlchemyError if there is none, and what `work` raises."""
-    pool = engine.pool
-
-    def run() -> T:
+def on_driver(engine: Engine, work: Callable[..., T], *given: Any) -> T:
+    """Return what `work` returns for a connection of the pool's and what is given, as `on_connection` does, for less:
+    it is not reset when it comes back. Raises SQLAlchemyError if there is none, and what `work` raises."""
+    pool, before, since = engine.pool, sys.exception(), taken()
+    try:
         try:
             entry = pool._do_get()
             try:
@@ -64,11 +64,12 @@ def on_driver(engine: Engine, work: Callable[[ConnectionPoolEntry], T]) -> T:
         except engine.dialect.loaded_dbapi.Error as error:
             raise driver_error(error, engine, False) from None
         try:
-            return work(entry)
+            return work(entry, *given)
         finally:
             pool._do_return_conn(entry)
-
-    return _ending(engine, run)
+    except BaseException as error:
+        _end(engine, error, before, since)
+        raise
 
 
 def driver_error(error: Exception, engine: Engine, is_gone: bool) -> SQLAlchemyError:
@@ -79,20 +80,16 @@ def driver_error(error: Exception, engine: Engine, is_gone: bool) -> SQLAlchemyE
     return found
 
 
-def _ending(engine: Engine, run: Callable[[], T]) -> T:
-    """Return what `run` returns; what this thread has taken meanwhile from the pool is ended if it is struck."""
-    before, since = sys.exception(), taken()
-    try:
-        return run()
-    except BaseException as error:
-        if isinstance(engine.pool, KeptPool):
-            engine.pool.end_since(since)
-        interrupt: BaseException | None = error
-        while interrupt is not before and interrupt is not None and not isinstance(interrupt, KeyboardInterrupt):
-            interrupt = interrupt.__context__
-        if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error:
-            raise interrupt from None
-        raise
+def _end(engine: Engine, error: BaseException, before: BaseException | None, since: int) -> None:
+    """End what this thread has taken from the pool since then: an error has struck it. Raises the KeyboardInterrupt
+    that the error comes of."""
+    if isinstance(engine.pool, KeptPool):
+        engine.pool.end_since(since)
+    interrupt: BaseException | None = error
+    while interrupt is not before and interrupt is not None and not isinstance(interrupt, KeyboardInterrupt):
+        interrupt = interrupt.__context__
+    if isinstance(interrupt, KeyboardInterrupt) and interrupt is not error:
+        raise interrupt from None
 
 
 def database_url(options: SqlOptions, directory: Path) -> URL:

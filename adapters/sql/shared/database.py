@@ -113,7 +113,7 @@ class SharedDatabase(Database):
         statement = self._statements[name]
         for last in (False, True):
             try:
-                return on_driver(self.engine, lambda connection: self._run(connection, statement, given))
+                return on_driver(self.engine, self._run, statement, given)
             except SQLAlchemyError as error:
                 if last or not (is_cut_off(error) or is_collision(error)):
                     raise self.error(error) from None
@@ -171,7 +171,7 @@ class SharedDatabase(Database):
             risked: list[int] = []
             try:
                 began = time.monotonic()
-                on_driver(self.engine, lambda connection: run(connection, token, risked))  # noqa: B023
+                on_driver(self.engine, run, token, risked)
                 self.took.count(time.monotonic() - began)
                 self.commits += 1
                 return []
@@ -212,24 +212,27 @@ class SharedDatabase(Database):
 
     def _run(self, connection: ConnectionPoolEntry, statement: str, given: tuple[Any, ...] = ()) -> list[Any]:
         """Return the rows. Raises SQLAlchemyError."""
-        return self._asked(connection, lambda prepared: prepared.run(statement, given))
+        try:
+            return _session(connection).prepared.run(statement, given)
+        except BaseException as error:
+            raise self._failed(connection, error) from None
 
     def _script(self, connection: ConnectionPoolEntry, statements: str) -> None:
-        self._asked(connection, lambda prepared: prepared.script(statements))
-
-    def _asked(self, connection: ConnectionPoolEntry, ask: Callable[[Prepared], T]) -> T:
-        """Return the answer. Raises SQLAlchemyError."""
         try:
-            return ask(_session(connection).prepared)
-        except psycopg.Error as error:
-            driver: Any = connection.driver_connection
-            is_gone = driver.closed
-            if is_gone:
-                connection.invalidate(error)
-            raise driver_error(error, self.engine, is_gone) from None
+            _session(connection).prepared.script(statements)
         except BaseException as error:
+            raise self._failed(connection, error) from None
+
+    def _failed(self, connection: ConnectionPoolEntry, error: BaseException) -> BaseException:
+        """Return what an error of a connection is to its users: one of the driver's as SQLAlchemy's."""
+        if not isinstance(error, psycopg.Error):
             connection.invalidate(error)  # the answer may still come
-            raise
+            return error
+        driver: Any = connection.driver_connection
+        is_gone = driver.closed
+        if is_gone:
+            connection.invalidate(error)
+        return driver_error(error, self.engine, is_gone)
 
     def _ended(self, number: int, token: int, cause: AnabranchError) -> tuple[int, list[int]]:
         """Return what a connection's row has, which is removed (D12). Raises OutcomeUnknownError."""

@@ -13,6 +13,7 @@ from psycopg.pq import ExecStatus, Format
 
 _int4: Final = struct.Struct("!i")
 _int8: Final = struct.Struct("!q")
+_BINARY: Final = int(Format.BINARY)
 _INT8, _TEXT, _BYTEA = 20, 25, 17
 """The numbers of types (pg_type.oid)."""
 _ARRAYS: Final = {_INT8: 1016, _TEXT: 1009, _BYTEA: 1001}
@@ -77,17 +78,44 @@ class Prepared:
     """The statements of one connection, which does nothing else meanwhile. After an error of any kind but psycopg's own
     the connection is good for nothing."""
 
-    __slots__ = ("_names", "_pgconn", "_wait")
+    __slots__ = ("_known", "_names", "_pgconn", "_wait")
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._pgconn = connection.pgconn
         self._names: dict[tuple[Any, ...], bytes] = {}
+        self._known: dict[tuple[Any, ...], tuple[bytes, list[Any], list[int], list[Any]]] = {}
+        """Statements that were run before with values of the same kinds, none of them an array."""
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
         self._wait = poll.poll
 
     def run(self, statement: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a statement with $1, $2 and so on in it. Raises psycopg.Error."""
+        pgconn, kinds = self._pgconn, (statement, *map(type, given))
+        known = self._known.get(kinds)
+        if known is None:
+            name, values, loads = *self._prepared(statement, given), None
+            formats = [_BINARY] * len(values)
+        else:
+            name, dumps, formats, loads = known
+            values = [dump(value) for dump, value in zip(dumps, given, strict=True)]
+        pgconn.send_query_prepared(name, values, formats, _BINARY)
+        result = self._result()
+        if not result.ntuples:
+            return []
+        columns = range(result.nfields)
+        if loads is None:
+            loads = [_LOADED[result.ftype(column)] for column in columns]
+            if list not in kinds:
+                self._known[kinds] = name, [_DUMPED[type(value)][1] for value in given], formats, loads
+        get = result.get_value
+        return [
+            tuple([None if (data := get(row, column)) is None else loads[column](data) for column in columns])
+            for row in range(result.ntuples)
+        ]
+
+    def _prepared(self, statement: str, given: Sequence[Any]) -> tuple[bytes, list[Any]]:
+        """Return the name under which a statement is prepared for values of these kinds, and the values."""
         types, values = [], []
         for value in given:
             of = type(value)
@@ -98,24 +126,14 @@ class Prepared:
                 dumped = dump(value)
             types.append(kind)
             values.append(dumped)
-        pgconn, key = self._pgconn, (statement, *types)
+        key = statement, *types
         name = self._names.get(key)
         if name is None:
             name = b"anabranch_%d" % len(self._names)
-            pgconn.send_prepare(name, statement.encode(), types)
+            self._pgconn.send_prepare(name, statement.encode(), types)
             self._result()
             self._names[key] = name
-        pgconn.send_query_prepared(name, values, [Format.BINARY] * len(values), Format.BINARY)
-        result = self._result()
-        if not result.ntuples:
-            return []
-        columns = range(result.nfields)
-        loads = [_LOADED[result.ftype(column)] for column in columns]
-        get = result.get_value
-        return [
-            tuple(None if (data := get(row, column)) is None else loads[column](data) for column in columns)
-            for row in range(result.ntuples)
-        ]
+        return name, values
 
     def script(self, statements: str) -> None:
         """Run statements without parameters that return nothing. Raises psycopg.Error."""

@@ -25,14 +25,13 @@ class Queues:
 
     def __init__(self, name: str, database: SharedDatabase) -> None:
         self._name, self._database = name, database
-        self._numbers: dict[Source, int] = {}
+        self._numbers: dict[tuple[Destination, SubscriptionKey | None], int] = {}
         self._sources: dict[int, Source] = {}
 
     def number(self, destination: Destination, make: bool = True, declared: bool = True) -> int:
         """Return the number of a queue or a topic; 0 for one that is not there and is not to be made. Raises
         DestinationError."""
-        source = Source(destination)
-        number = self._numbers.get(source)
+        number = self._numbers.get((destination, None))
         if number is not None:
             return number
         if destination.kind is Kind.MAP:
@@ -46,7 +45,7 @@ class Queues:
         if not found:
             return 0
         if make:
-            self.note(found[0][0], source)
+            self.note(found[0][0], Source(destination))
         return int(found[0][0])
 
     def declare(self, destination: Destination) -> None:

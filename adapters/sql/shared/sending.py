@@ -68,10 +68,9 @@ class Sending:
         """Store in one transaction what `numbered` has returned for these destinations."""
         if not numbered:
             return []
-        is_grouped = any(_group(message) is not None for _, message in numbered)
-        if len(numbered) == 1 and not is_grouped:
+        if len(numbered) == 1 and _group(numbered[0][1]) is None:
             stored = self._once(*numbered[0])
-        elif is_grouped or any(self._is_named(message) or self._is_topic(number) for number, message in numbered):
+        elif any(_group(m) is not None or self._is_named(m) or self._is_topic(number) for number, m in numbered):
             stored = self._database.change(lambda ask: self.stored(ask, numbered))
         else:
             stored = self._once_all(numbered)
