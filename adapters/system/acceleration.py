@@ -71,6 +71,13 @@ def describe_parts(environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
+def describe_version() -> str:
+    """Return which version is installed, and which parts are compiled: what `--version` says."""
+    from importlib.metadata import version  # takes long
+
+    return f"anabranch {version('anabranch')}\n{describe_parts()}"
+
+
 def log_parts() -> None:
     """Log which parts are not compiled, if any are not."""
     if _python_parts:

@@ -20,17 +20,9 @@ import logging
 import sys
 
 
-def shown_version() -> str:
-    """Return what `--version` says, which needs no extra."""
-    from importlib.metadata import version
-
-    from ...adapters.system.acceleration import describe_parts
-
-    return f"anabranch {version('anabranch')}\n{describe_parts()}"
-
-
 def main() -> None:
     """Run the command line: the entry point of `anabranch` and of `python -m anabranch`."""
+    from ...adapters.system.acceleration import describe_version
     from ...adapters.system.signals import ended_by_signals, exit_code
 
     # A command shows what the library warns of where it says so (output.warnings_shown), and nowhere else.
@@ -45,6 +37,6 @@ def main() -> None:
             raise
         if sys.argv[1:] != ["--version"]:
             sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
-        print(shown_version())
+        print(describe_version())
     except KeyboardInterrupt as interrupt:
         sys.exit(exit_code(interrupt))

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from ...adapters.system.acceleration import describe_version
 from ...adapters.system.signals import describe, exit_code
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
-from . import shown_version
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
@@ -91,7 +91,7 @@ class App(click.Group):
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(shown_version(), message="%(version)s")
+@click.version_option(describe_version(), message="%(version)s")
 def app() -> None:
     """Partitioned durable message stores: set them up, look into them, and learn what to split.
 

@@ -26,7 +26,7 @@ from ...adapters.core.migration.copying import is_shared
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import FULL, make_directory, new_directory, refused, sync_directory, sync_file
 from ...adapters.wal import LogCopier
-from ...policies.errors import AnabranchError, PlacementError, StoreFailedError
+from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.paths import from_home
 from ..placement import bindings
 from ..placement.on_disk.in_force import FILE, NAME
@@ -109,10 +109,11 @@ class _Backup:
             rows = dict(self._registry.table.stores)
             try:
                 found = self._tried(rows, target)
-            except (AnabranchError, OSError):
-                if self._registry.table.stores == rows:
+            except (AnabranchError, OSError) as error:
+                self._registry.require_open()
+                if self._registry.table.stores == rows and not isinstance(error, ClosedError):
                     raise
-                found = None  # one of them was just removed
+                found = None  # one of them was just removed, or is about to be
             if found is not None:
                 return found
             shutil.rmtree(self._making)
