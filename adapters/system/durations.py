@@ -43,7 +43,7 @@ class DurationCounter:
 
     def __init__(self) -> None:
         self._counts, self._seconds = [0] * (len(BOUNDS) + 1), 0.0
-        self.mean = 0.0
+        self.mean: float = 0.0
         """How long it takes, lately. A stall is no measure: it counts as twice as long."""
 
     def count(self, seconds: float) -> None:

@@ -82,7 +82,8 @@ class ChangeSubscription(NamedTuple):
 class Operations:
     """The operations of one transaction. Threads: the one that has its lock."""
 
-    has_acks = _gives_back = _has_transient = _rejects = False
+    has_acks: bool = False
+    _gives_back = _has_transient = _rejects = False
     """Whether anything was acked, given back, sent or acked that is transient, and rejected; perhaps undone since."""
     _handed_over = False
     """Participants have their parts, or some of them."""

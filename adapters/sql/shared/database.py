@@ -88,9 +88,9 @@ class SharedDatabase(Database):
         self._statements, self._outcome_timeout = statements, outcome_timeout
         self.commits: int = 0
         """How often it has waited for a COMMIT, about."""
-        self.took = DurationCounter()
+        self.took: Final = DurationCounter()
         """How long transactions take, from the first statement to the commit."""
-        self.router = 0
+        self.router: int = 0
         """The router whose connections they are."""
         self.on_failover: Callable[[], None] = lambda: None
         """Called when the database is another server than before, which may lack what was committed last."""

@@ -311,7 +311,7 @@ class SharedStore:
         self._require_open()
         self._queues.declare(destination)
 
-    destinations = _by("_queues", "all")
+    destinations: Any = _by("_queues", "all")
 
     # Sending
 
@@ -376,7 +376,7 @@ class SharedStore:
             "connections; use a transaction of the router, or a store that is not `shared`"
         )
 
-    is_enlisted = _always(False)
+    is_enlisted: Any = _always(False)
 
     def keep(self, body: object, persistent: bool = True) -> Any:
         """Return a body as bytes: a file is read, up to `message_bytes_max`."""
@@ -696,8 +696,8 @@ class SharedStore:
 
         return give_back
 
-    extend = _by("leases", "extend")
-    claim = _by("leases", "claim")
+    extend: Any = _by("leases", "extend")
+    claim: Any = _by("leases", "claim")
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give back what a transaction held."""
@@ -729,7 +729,7 @@ class SharedStore:
         """Note that a message was acked since it was rejected."""
         message._note.end = REJECTED
 
-    token = _by("leases", "token")
+    token: Any = _by("leases", "token")
 
     def token_of(self, lease: SharedLease) -> str:
         """Return the token of a lease."""
@@ -766,7 +766,7 @@ class SharedStore:
         message = self._message(rows[0], seconds)
         return self.leases.token(message)
 
-    settle = _by("leases", "settle")
+    settle: Any = _by("leases", "settle")
 
     def settle_nowait(
         self, tokens: Sequence[str], how: Settlement, delivered: bool = True, delay: float | None = None
@@ -799,8 +799,8 @@ class SharedStore:
 
     # Durable subscriptions
 
-    subscribe = _by("_topics", "subscribe")
-    unsubscribe = _by("_topics", "unsubscribe")
+    subscribe: Any = _by("_topics", "subscribe")
+    unsubscribe: Any = _by("_topics", "unsubscribe")
 
     def subscriptions(self) -> Sequence[Subscription]:
         """Return all subscriptions, whoever has made them."""
@@ -848,14 +848,14 @@ class SharedStore:
         """Commit, as Store.commit_nowait."""
         return shared().call(partial(self.commit, sends, acks, sync, changes))
 
-    marked = _always(None)
+    marked: Any = _always(None)
     """It keeps no names of commits."""
 
     def _refuse_mark(self, mark: str | None) -> None:
         if mark is not None:
             raise TransactionError(f"store {self.name!r} is shared: it keeps no names of commits")
 
-    reserve = _always(None)
+    reserve: Any = _always(None)
     """There are no limits."""
 
     def prepare(
@@ -911,10 +911,10 @@ class SharedStore:
         self._require_open()
         return [prepared for prepared, ours in self._branches.all(self.waiting.router) if ours or _is_held(prepared)]
 
-    committed = _by("_branches", "committed")
-    has_committed = _by("_branches", "has_committed")
-    forget = _by("_branches", "forget")
-    sync = _always(None)
+    committed: Any = _by("_branches", "committed")
+    has_committed: Any = _by("_branches", "has_committed")
+    forget: Any = _by("_branches", "forget")
+    sync: Any = _always(None)
     """All that has returned is durable."""
 
     # Upkeep
@@ -928,11 +928,11 @@ class SharedStore:
         members = self._database.look("members", number)[0][0] if number else []  # of a queue there are none
         return sum(self._topics.removed("purge", [*members, number] if number else []))
 
-    delete = _by("_topics", "delete")
-    idle_mark = _always(None)
+    delete: Any = _by("_topics", "delete")
+    idle_mark: Any = _always(None)
     """Other routers may use a queue."""
-    delete_if_idle = _always(False)
-    forget_gate = _always(None)
+    delete_if_idle: Any = _always(False)
+    forget_gate: Any = _always(None)
     """Destinations have no gates here."""
 
     def retire(self, to_remove: bool = False) -> bool:
@@ -945,8 +945,9 @@ class SharedStore:
         self._retired = True
         return True
 
-    reclaim = compact = _always(0)
-    checkpoint = _always(None)
+    reclaim: Any = _always(0)
+    compact: Any = _always(0)
+    checkpoint: Any = _always(None)
     """The server sees to that, and gives back space by itself."""
 
     # Asking
