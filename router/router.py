@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack, overload
 
 from ..adapters.core import Store
 from ..adapters.core.engine.lease_times import require_seconds as require_lease
@@ -505,7 +505,7 @@ class Router:
             self._registry.routing.require_queues(pattern)
         return self._listen(patterns, heard, credit, on_end, lease)
 
-    listen_nowait = in_background(listen)
+    listen_nowait: Final = in_background(listen)
 
     def _listen(self, patterns: Patterns, *how: Any) -> Listener:
         return PatternListener(self._registry, self._patterns, patterns, *how)

@@ -55,11 +55,11 @@ class Caller:
     __slots__ = ("is_open", "key", "listener", "transaction")
 
     def __init__(self, is_open: Callable[[], bool], listener: EndListener, transaction: int) -> None:
-        self.key = secrets.token_hex(16)
-        self.is_open = is_open
+        self.key: str = secrets.token_hex(16)
+        self.is_open: Final = is_open
         """Tells whether the transaction's connection is still in it, as far as is known."""
-        self.listener = weakref.ref(listener)
-        self.transaction = transaction
+        self.listener: Final = weakref.ref(listener)
+        self.transaction: int = transaction
         """PostgreSQL's number of the transaction; 0 elsewhere."""
 
     def ending(self) -> None:

@@ -102,8 +102,11 @@ class Engine:
         self.sequencer.on_expiring = self._look_at_sends
         if settings.priorities:
             self._look_at_sends()
-        self.sends = self.acks = self.redelivered = self.batches = 0
-        self.closed = True
+        self.sends: int = 0
+        self.acks: int = 0
+        self.redelivered: int = 0
+        self.batches: int = 0
+        self.closed: bool = True
         self.failed: BaseException | None = None
         self.on_failed: Callable[[BaseException], object] = lambda cause: None
         """Called once, by whoever finds that it has failed, perhaps with locks held: it must not wait."""

@@ -24,7 +24,8 @@ class SharedListener(LookingListener):
     ) -> None:  # fmt: skip
         super().__init__(destination, on_message, credit, on_end, run_by)
         self._store, self._asked = store, (seconds, subscription)
-        self._destination, self.queue = destination, 0
+        self._destination = destination
+        self.queue: int = 0
 
     def _take(self, most: int) -> Sequence[Message]:
         messages: list[Message[Any]] = self._store.look(self, self._destination, most, *self._asked)
