@@ -11,7 +11,7 @@ PYTHON ?= python3
 VENV = .venv
 BIN = $(VENV)/bin
 PARALLEL = --numprocesses auto --maxprocesses 4 --dist worksteal
-PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
 MINUTES = 0
 APPENDING = adapters/wal/appending
@@ -35,7 +35,7 @@ test: $(VENV)/.installed-dev
 
 # The tests of what is compiled, with all of it in Python (adapters/system/acceleration.py).
 test-pure: $(VENV)/.installed-dev
-	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/core tests/journal tests/wal \
+	@ANABRANCH_PURE=1 $(BIN)/python -m pytest $(PARALLEL) tests/adapters tests/journal tests/wal \
 	    tests/contract/test_journal.py -k "not (TestJournalPeriodic or TestJournalNever)" $(ARGS)
 
 # They see neither the conftest.py nor the strictness of the others: the warnings of those programs are not ours.
