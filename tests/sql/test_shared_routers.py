@@ -293,3 +293,21 @@ def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
     message = queue.receive(timeout=PATIENCE)
     assert message is not None and message.deliveries == 1
     message.ack()
+
+
+def test_a_router_that_comes_removes_what_others_left_of_their_connections(shared: Shared) -> None:
+    opened(shared, "a")
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(
+            "INSERT INTO shared_connections (number, last, router, made) SELECT -1, 0, -1, 0 "
+            "UNION ALL SELECT -2, 0, number, 0 FROM shared_routers WHERE number > 0 "
+            "UNION ALL SELECT -3, 0, -1, (extract(epoch FROM now()) * 1000)::bigint"
+        )
+        opened(shared, "b")
+
+        def left() -> list[int]:
+            rows = database.execute("SELECT number FROM shared_connections WHERE number < 0").fetchall()
+            return sorted(number for (number,) in rows)
+
+        eventually(lambda: left() == [-3, -2])

@@ -55,6 +55,9 @@ SKEW_MS: Final = 100
 ALL_SECONDS: Final = 10.0
 """Seconds after which all queues are looked at once more. Numbers do not come in the order in which queues do: of two
 that are made at once the first may be committed last, and one that is deleted and made anew keeps its number."""
+FORGET_SECONDS: Final = 3600.0
+"""Seconds after which rows of CONNECTIONS are looked for that nobody uses. As long as some transaction is open, that
+passes through a version for each change that there was since."""
 BEATS: Final = 3
 """Heartbeats in the time after which a router is taken for dead."""
 
@@ -97,7 +100,7 @@ class Waiting:
         self._announced: set[int] = set()
         """Queues with a row in WAITING."""
         self._last_queue = 0
-        self._beat_at = self._poll_at = self._relook_at = self._bury_at = self._all_at = 0.0
+        self._beat_at = self._poll_at = self._relook_at = self._bury_at = self._all_at = self._forget_at = 0.0
         self._fresh: set[int] = set()
         """Queues in which somebody has begun to wait (W11)."""
         self._stopped = False
@@ -285,7 +288,9 @@ class Waiting:
             for (name,) in run(says["bury"], [ms]) if now >= self._bury_at else ():
                 log.warning("store %s: %s is gone; what it held is free", self._name, name)
                 self.has_orphans = True
-            run(says["forget_connections"])
+            if now >= self._forget_at:
+                self._forget_at = now + FORGET_SECONDS
+                run(says["forget_connections"])
         is_poll = now >= self._poll_at
         with self._lock:
             waited = list(self._lines) if is_poll else list(self._fresh) if now >= self._relook_at else []
