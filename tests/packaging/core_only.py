@@ -24,9 +24,7 @@ EXTRAS = [
 
 def smallest_program(readme: str) -> str:
     """The first program of a README."""
-    lines = readme.split("## The smallest program\n")[1].strip("\n").splitlines()
-    end = next(index for index, line in enumerate(lines) if line and not line.startswith("    "))
-    return "\n".join(line[4:] for line in lines[:end])
+    return readme.split("```python\n")[1].split("```\n")[0]
 
 
 def run(*arguments: str, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
