@@ -71,7 +71,7 @@ class SharedTables:
         self.run([f"DELETE FROM {target}shared_routers"])
         self.run([f"UPDATE {target}shared_store SET storeid = (SELECT storeid FROM {source}shared_store)"])
         self.run([f"INSERT INTO {target}{n} OVERRIDING SYSTEM VALUE SELECT * FROM {source}{n}" for n in NAMES])
-        for name, column in (("messages", "id"), ("queues", "number"), ("routers", "number")):
+        for name, column in (("messages", "id"), ("queues", "number")):
             one, other = (f"pg_get_serial_sequence('{p}shared_{name}', '{column}')" for p in (source, target))
             self.run([f"SELECT setval({other}, nextval({one}))"])
 

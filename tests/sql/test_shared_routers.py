@@ -311,3 +311,20 @@ def test_a_router_that_comes_removes_what_others_left_of_their_connections(share
             return sorted(number for (number,) in rows)
 
         eventually(lambda: left() == [-3, -2])
+
+
+def test_a_router_that_enters_while_another_looks_keeps_what_it_leases(shared: Shared) -> None:
+    """Q21: that look began before there was such a router."""
+    (slow,) = opened(shared, "a")
+    slow.queue("q").send(b"1")
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with psycopg.connect(url, autocommit=True) as looking, psycopg.connect(url) as holding:
+        holding.execute("SELECT 1 FROM shared_connections FOR UPDATE")
+        with Parallel(lambda: slow.queue("q").receive(timeout=0)) as found:
+            eventually(lambda: looking.execute(blocked).fetchall())
+            message = shared.router("b").queue("q").receive(timeout=0)
+            assert message is not None
+            holding.commit()
+        assert found.result() is None
+        message.ack()

@@ -12,7 +12,7 @@ from ..database.dialects import one_at_a_time
 from ..database.errors import Database
 from .statements import TABLES
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 def prepare(database: Database, prefix: str, store_id: bytes) -> bytes:
