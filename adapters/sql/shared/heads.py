@@ -19,15 +19,17 @@ SHARE: Final = 20
 machine that is busy makes every look slow."""
 SLOW: Final = 0.002
 """Seconds of a look that is slow."""
-LATE: Final = 250
+LOOKS: Final = 32
+"""After so many looks the first row is searched for again, if a look was slow: as many rows may have been removed."""
+LATE: Final = 64
 """It begins so many ids before the first row: whose commit was late is still the first."""
 
 
 class _Head:
-    __slots__ = ("due", "first", "search_at")
+    __slots__ = ("due", "first", "looks", "search_at")
 
     def __init__(self) -> None:
-        self.first, self.due, self.search_at = 0, 0.0, 0.0
+        self.first, self.due, self.search_at, self.looks = 0, 0.0, 0.0, 0
 
 
 class Heads:
@@ -56,14 +58,23 @@ class Heads:
 
     def note(self, queue: int, first: int, seconds: float, live: Callable[[int], int]) -> None:
         """Note that a look which began there took so long. `live` returns the first row from an id on."""
+        head = self._heads.get(queue)
         if seconds < SLOW:
-            return
-        head = self._heads.setdefault(queue, _Head())
+            if head is None:
+                return
+            if not first:  # nothing lies before it any more
+                self._heads.pop(queue, None)
+                return
+            head.looks += 1
+            if head.looks < LOOKS:
+                return
+        if head is None:
+            head = self._heads.setdefault(queue, _Head())
         now = time.monotonic()
         if now >= head.search_at:
-            head.search_at = now + SHARE * seconds
+            head.search_at, head.looks = now + SHARE * seconds, 0
             self._grouped.pop(queue, None)
-            head.first = max(0, live(first) - LATE)
+            head.first = max(0, live(max(first, head.first)) - LATE)
         if not first:
             head.due = time.monotonic() + SHARE * seconds
 
