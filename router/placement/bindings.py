@@ -88,6 +88,6 @@ def require(config: Config, may_be_new: bool = False) -> None:
 def _read(directory: Path) -> list[str]:
     with disk_errors(f"{directory / MARK} cannot be read"):
         try:
-            return read_file(directory / MARK).decode().splitlines()
+            return read_file(directory / MARK).decode(errors="replace").splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return []

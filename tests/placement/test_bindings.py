@@ -73,15 +73,27 @@ def anothers(tmp_path: Path) -> None:
     (tmp_path / "other/safe").rename(tmp_path / "safe")
 
 
+def damaged(tmp_path: Path) -> None:
+    mark = tmp_path / "safe/bindings.id"
+    first, *rest = mark.read_bytes()
+    mark.write_bytes(bytes([first ^ 0x80, *rest]))
+
+
 @pytest.mark.parametrize(
-    ("spoil", "says"), [(unmounted, "is missing"), (empty, "is empty"), (anothers, "is another one's")]
+    ("spoil", "says"),
+    [
+        (unmounted, "is missing"),
+        (empty, "is empty"),
+        (anothers, "is another one's"),
+        (damaged, "is another one's"),
+    ],
 )
 def test_what_is_not_theirs_is_never_an_empty_start(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
     use(config(tmp_path))
     spoil(tmp_path)
     with pytest.raises(anabranch.PlacementError, match=says):
         anabranch.open(config(tmp_path))
-    assert not (tmp_path / "safe/placement.records").exists() or spoil is anothers
+    assert not (tmp_path / "safe/placement.records").exists() or spoil in (anothers, damaged)
 
 
 def test_a_configuration_without_them_is_refused(tmp_path: Path) -> None:
