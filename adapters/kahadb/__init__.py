@@ -38,7 +38,7 @@ from .explanation import (
     UnfinishedTransaction,
     explain,
 )
-from .files import Damage
+from .files import Damage, file_bytes
 from .render import render_text
 from .retention import Reason
 from .trace import Findings, KahaTrace, usage_trace
@@ -55,6 +55,7 @@ __all__ = [
     "SubscriptionPosition",
     "UnfinishedTransaction",
     "explain",
+    "file_bytes",
     "render_text",
     "usage_trace",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +114,13 @@ def find_stores(directory: str | Path) -> KahaDirectory:
         f"{root} holds no KahaDB journal: no db-<number>.log in it, in its archive or in its subdirectories; "
         "give the directory that activemq.xml names in <kahaDB directory=...>"
     )
+
+
+def file_bytes(directory: str | Path) -> int | None:
+    """Return the size of the broker's files, its `journalMaxFileLength`: the most frequent one, since it allocates each
+    file whole. None where no two are alike. Raises TraceError as `find_stores`."""
+    ((size, times),) = Counter(f.bytes for store in find_stores(directory).stores for f in store.files).most_common(1)
+    return size if times > 1 else None
 
 
 def _store(name: str, live: Path, *archive_parents: Path) -> StoreFiles:

@@ -19,7 +19,7 @@ from ...policies.config.options import JournalOptions
 from ...policies.errors import ConfigError, TraceError
 from ...policies.outputs import check_file, is_elsewhere, scratch_directory, write_file
 from ...policies.text import count_of
-from ...policies.units import parse_size
+from ...policies.units import format_size, parse_size
 from ..usage.reading import UsageTrace, directory_of, find_logs, usage_trace
 from .activemq import Notes, as_mkahadb, echo_notes, write_xml
 from .output import LocalPath, PathOrUrl, echo_json, echo_result, echo_warnings, json_option, warnings_shown, working
@@ -284,7 +284,7 @@ class SizeOption(click.types.IntParamType):
               help="Keep destinations that these patterns match in one store.")  # fmt: skip
 @click.option("--segment-size", "segment_sizes", type=SizeOption(), multiple=True, metavar="SIZE",
               help="Size of one journal file. If given several times, the best is taken. Default: as --current has it, "
-                   "else 32MiB.")  # fmt: skip
+                   "else the broker's with --from-kahadb and --model kahadb, else 32MiB.")  # fmt: skip
 @click.option("--model", type=click.Choice(["anabranch", "kahadb"]), default="anabranch", show_default=True,
               help="Whose journal to predict: our own, or ActiveMQ's with its ack rule.")  # fmt: skip
 @click.option("--clock", type=click.Choice(["ts", "seq"]), default=None,
@@ -335,7 +335,7 @@ def recommend_command(
     Example:
       anabranch recommend --usage data/usage --out advice
       anabranch recommend --usage node1/usage,node2/usage --out advice
-      anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --segment-size 512KiB
+      anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice
       anabranch recommend --from-kahadb /var/lib/activemq/kahadb --out advice --model kahadb --mkahadb-xml mkahadb.xml
       anabranch recommend --trace usage.csv --out advice --json
       anabranch recommend --trace usage.csv --out advice --current stores.yaml --pin "orders.>,audit" \\
@@ -371,6 +371,9 @@ def recommend_command(
     trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
         trace, warnings = _kahadb_trace(kahadb_directory)
+        if figures["model"] == "kahadb" and options.current is None and not segment_sizes:
+            segment_sizes = _broker_size(kahadb_directory)
+            options = replace(options, segment_bytes=_sizes(segment_sizes, None)[0])
     elif usage_directories:
         trace, usage = usage_table(usage_directories, options.master)
         warnings, logs = usage.warnings, usage.logs
@@ -412,6 +415,17 @@ def _trace(
 def _sizes(given: tuple[int, ...], current: CurrentConfig | None) -> tuple[int, ...]:
     """Return the sizes of segments to try."""
     return given or (JournalOptions().segment_size if current is None else current.segment_bytes,)
+
+
+def _broker_size(directory: Path) -> tuple[int, ...]:
+    """Return the size of a broker's files, and say that it is taken; nothing where that cannot be told."""
+    from ...adapters import kahadb
+
+    size = kahadb.file_bytes(directory)
+    if size is None:
+        return ()
+    click.echo(f"Files of {format_size(size)}, as the broker has them. --segment-size tries others.", err=True)
+    return (size,)
 
 
 def _for_mkahadb(answer: Recommendation, path: Path, force: bool) -> Notes:

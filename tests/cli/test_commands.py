@@ -364,6 +364,18 @@ def test_what_is_in_the_way_of_a_recommendation_is_told_before_the_work() -> Non
     assert [path.name for path in Path("blocked").iterdir()] == ["stores.yaml"]
 
 
+def test_a_recommendation_from_a_broker_takes_the_size_of_its_files(tmp_path: Path) -> None:
+    with tarfile.open(KINDS.with_name("mixed-kahadb.tar.xz")) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    given = ("recommend", "--from-kahadb", str(directory), "--engine", "local", "--json")
+    for more, sizes in (("--model", "kahadb"), [64 << 10]), ((), [32 << 20]):
+        result = run(*given, *more, "--out", f"advice-{len(more)}")
+        assert result.exit_code == 0, result.stderr
+        assert [one["segment_bytes"] for one in json.loads(result.stdout)["parameters"]["segment_sizes"]] == sizes
+        assert ("Files of 64KiB, as the broker has them" in result.stderr) is bool(more)
+
+
 def test_explain(tmp_path: Path) -> None:
     with tarfile.open(KINDS) as tar:
         tar.extractall(tmp_path, filter="data")

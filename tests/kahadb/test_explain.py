@@ -13,7 +13,7 @@ from anabranch.adapters.kahadb import Explanation, StoreExplanation, explain, re
 from anabranch.adapters.kahadb.ackmap import AckMapError, read_ack_map
 from anabranch.adapters.kahadb.commands import AckMessageFileMap
 from anabranch.adapters.kahadb.entries import Outcomes, read_entries
-from anabranch.adapters.kahadb.files import Damage, find_stores
+from anabranch.adapters.kahadb.files import Damage, file_bytes, find_stores
 from anabranch.adapters.kahadb.journal import Journal
 from anabranch.adapters.kahadb.replay import Replay
 from anabranch.policies.errors import TraceError
@@ -50,6 +50,10 @@ def test_the_text_is_the_golden_one(name: str, mixed: Path, explained: Explanati
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def test_the_size_of_the_files_is_known_from_two_that_are_alike(mixed: Path, toymaker: Path, kinds: Path) -> None:
+    assert [file_bytes(directory) for directory in (mixed, toymaker, kinds)] == [64 << 10, 512 << 10, None]
 
 
 @pytest.mark.parametrize("width", [80, 100])
