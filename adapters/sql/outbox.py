@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...policies.errors import TransactionError
 from ..core.backend.outbox_rows import Caller as AnyCaller
@@ -120,6 +120,11 @@ class Outbox:
             self._require_transaction(connection)
             with self._lock:
                 is_open, caller = self._of_drivers.get(id(driver), (None, None))
+            if connection.dialect.name == "sqlite" and getattr(driver, "autocommit", True) is False:
+                raise TransactionError(
+                    "a connection of sqlite3's with autocommit=False begins the next transaction as it ends one, so "
+                    "nobody sees the end; leave autocommit out. Nothing was done"
+                )
             goes_on = is_open is not None and is_open.is_on(driver)
             begin(driver)
             number = _number(connection)
@@ -225,7 +230,7 @@ class Outbox:
         if caller.is_open():
             return False
         if not caller.transaction:
-            return True
+            return not isinstance(caller.is_open, DriverTransaction) or self._nobody_commits()
 
         def status(connection: Connection) -> bool:
             try:
@@ -237,6 +242,15 @@ class Outbox:
             return there != "in progress"
 
         return self._database.read(status)
+
+    def _nobody_commits(self) -> bool:
+        """Return whether no COMMIT is under way in SQLite, waiting for one as for any lock. It has the lock for writing
+        until it is done, and sqlite3's `in_transaction` is false before."""
+        try:
+            self._database.write(lambda connection: connection.begin().rollback())
+        except SQLAlchemyError:
+            return False
+        return True
 
     # Rows
 

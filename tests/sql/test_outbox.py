@@ -25,6 +25,7 @@ from anabranch.adapters.core.features import outbox as core_outbox
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.adapters.sql import SqlStore
+from anabranch.adapters.sql.database import drivers
 from anabranch.adapters.sql.outbox import Outbox
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import (
@@ -600,6 +601,46 @@ def test_transactions_of_a_driver_one_after_the_other(shared: Shared, store: Sto
     with pytest.raises(Exception, match="closed"):
         store.send_within(connection, B, [b"3"])
     assert_whole(store)
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_commit_of_the_driver_that_takes_its_time(
+    shared: Shared, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sqlite3's `in_transaction` is false from its beginning on: nobody takes it for rolled back."""
+    store.send(A, b"1")
+    message, outbox = take(store), store._outbox()
+    connection = connected(shared.url)
+    message.ack(connection=connection)
+    store.send_within(connection, B, [b"2"])
+    written, looked = outbox._drain_written, threading.Event()
+
+    def look() -> set[str]:
+        kept = written()
+        looked.set()
+        return kept
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drivers, "is_in_transaction", lambda driver: False)
+        patch.setattr(outbox, "_drain_written", look)
+        with Parallel(lambda: outbox._drain_now(everything=True)) as looking:
+            looked.wait(0.5)  # it does not look before the commit is done
+            connection.commit()
+        looking.result()
+    assert (bodies(store, B), drain(store), message.deliveries) == ([b"2"], [], 1)
+    connection.close()
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_connection_that_is_always_in_a_transaction_is_refused(shared: Shared, store: Store) -> None:
+    class Always(sqlite3.Connection):
+        autocommit = False  # as Python 3.12 has it
+
+    connection = connected(shared.url, factory=Always)
+    with pytest.raises(TransactionError, match="autocommit=False begins the next"):
+        store.send_within(connection, A, [b"1"])
+    connection.close()
 
 
 def test_what_a_connection_of_the_driver_has_no_transaction_for(

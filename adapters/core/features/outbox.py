@@ -445,7 +445,7 @@ class Outbox:
         if stays:
             one = self._open.get(caller)
             if one is not None:
-                one.ending = False
+                one.ending, one.thread = False, 0  # who has committed it does not look for it with each call
                 one.done.set()
         level = logging.WARNING if stays and caller not in self._warned else logging.DEBUG
         if stays and len(self._warned) < WARNED_MAX:
