@@ -274,3 +274,21 @@ def test_what_is_deleted_before_it_goes_again_is_not_sent_to_twice(striking: Str
         committing.join(PATIENCE)
         assert [(str(one.destination), one.seq) for one in receipts] == [("queue://reply", 0), ("queue://done", 0)]
         assert (ready(other), bodies(other, "reply"), bodies(other, "done")) == ([b"2"], [], [b"sent"])
+
+
+def test_one_that_is_rejected_twice_becomes_a_dead_letter_once(tmp_path: Path) -> None:
+    """The second time is refused, and takes nothing from the first."""
+    options = {"dead_letter": "dead"}
+    config = anabranch.Config(tmp_path, [anabranch.StoreConfig("all", [">"], kind="memory", options=options)])
+    with anabranch.open(config) as owner, anabranch.open(tmp_path, shared=True) as client:
+        for router in (owner, client):
+            router.queue("q").send(b"x")
+            with router.transaction() as transaction:
+                message = take(router.queue("q"))
+                transaction.reject(message, "bad")
+                for _ in range(2):
+                    with pytest.raises(anabranch.UnknownMessageError):
+                        transaction.reject(message, "worse")
+            (letter,) = router.queue("q").dead_letters()
+            assert "bad" in str(letter.message.headers)
+            router.queue("dead").purge()

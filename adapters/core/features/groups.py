@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from bisect import insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -285,7 +285,10 @@ class ChannelGroups:
         elif key < line[0]:
             line.appendleft(key)
         else:
-            insort(line, key)  # seen twice it is there twice, and given once
+            at = bisect_left(line, key)
+            if line[at] == key:  # who receives the newest meets it each time
+                return
+            line.insert(at, key)
         self._count += 1
 
     def bring(self) -> None:

@@ -359,8 +359,10 @@ class RemoteLeases:
 
     def reject_within(self, transaction: Transaction, message: Message[Any], reason: Reason) -> None:
         """Put a message into its dead-letter queue when a transaction commits: the owner does, as it commits."""
-        lease = message._note
-        lease.rejection = failure_of(reason)
+        lease, failure = message._note, failure_of(reason)
+        if lease.hold != LEASED:  # a transaction that rejects it has its reason there
+            raise _not_held(message)
+        lease.rejection = failure
         try:
             transaction._reject(message, None, lambda: None)
         except BaseException:

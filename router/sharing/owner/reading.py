@@ -287,7 +287,8 @@ class _Waiting:
             self.cancel()
 
     def _begun(self, store: Store) -> Listener | None:
-        if not store.is_prompt:  # the serving thread has not looked, and a listener waits where this is refused
+        # The serving thread has not looked. A listener waits where this is refused, and would be given the oldest.
+        if self._request.newest or not store.is_prompt:
             messages = _page(store, self._destination, self._request)
             if messages:
                 self._given(messages)
