@@ -141,8 +141,8 @@ class StoreStats:
     redelivered: int = 0
     """How often a message was handed out that had been handed out before: `Message.redelivered` is true."""
     sync_durations: Durations = field(default_factory=Durations)
-    """How long the store waited for the disk, each time that somebody waited for that. A store in a database counts its
-    commits, one that nodes share its transactions."""
+    """How long the store waited for the disk each time to make messages durable; waits for new files are not among
+    them. A store in a database counts its commits, one that nodes share its transactions."""
 
     @property
     def live_bytes(self) -> float:

@@ -47,6 +47,8 @@ _SETTINGS: Final = (
     "SET default_transaction_isolation = 'read committed'",
     "SET jit = off",
     "SET client_encoding = 'UTF8'",
+    # What a machine that is cut off has locked: the server would know of that after hours.
+    "SET idle_in_transaction_session_timeout = '60s'",
 )
 
 
@@ -170,9 +172,7 @@ class SharedDatabase(Database):
         for left in reversed(range(TRIES)):
             risked: list[int] = []
             try:
-                began = time.monotonic()
-                on_driver(self.engine, run, token, risked)
-                self.took.count(time.monotonic() - began)
+                on_driver(self.engine, self._timed, run, token, risked)
                 self.commits += 1
                 return []
             except _UnmarkedError:
@@ -189,6 +189,14 @@ class SharedDatabase(Database):
                 if not left or not (cut_off or is_collision(error)):
                     raise self.error(error) from None
         raise AssertionError
+
+    def _timed(
+        self, connection: ConnectionPoolEntry, run: Callable[[ConnectionPoolEntry, int, list[int]], None],
+        token: int, risked: list[int],
+    ) -> None:  # fmt: skip
+        began = time.monotonic()
+        run(connection, token, risked)
+        self.took.count(time.monotonic() - began)
 
     def _changed(
         self, connection: ConnectionPoolEntry, token: int, number: int, name: str, given: tuple[Any, ...]

@@ -194,6 +194,8 @@ class _Meter:
             if result:  # else nothing has come, of which nothing is told
                 one = result[0] if type(result) is list else result
                 self.note(one, begun, 1 if one is result else len(result))
+            elif begun:
+                self._due = 0.0  # the next one is recorded
         elif self._operation is _COMMIT:
             if result:
                 self.note(of, begun, 0)
