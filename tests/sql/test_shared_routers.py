@@ -13,7 +13,7 @@ import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Settlement
 from anabranch.adapters.sql.shared import SharedStore, heads
-from anabranch.policies.errors import StoreFailedError, UnknownMessageError
+from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
 
 from ..children import run_program
 from ..contract.disk import PATIENCE, Parallel, eventually
@@ -269,20 +269,27 @@ def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch
     listener.close()
 
 
-@pytest.mark.parametrize("struck", [KeyboardInterrupt, StoreFailedError])
+@pytest.mark.parametrize("struck", [KeyboardInterrupt, OutcomeUnknownError, StoreFailedError])
 def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, struck: type[BaseException]
 ) -> None:
-    """It was interrupted, or cut off from the database for longer than it asks for the outcome."""
+    """It was interrupted, or cut off from the database: for longer than it asks for the outcome, or when it asked what
+    it had leased."""
     router = shared.router("one")
     queue = router.queue("q")
     queue.send(b"1")
     store = store_of(router)
     once = store._database.once
 
-    def strike(name: str, *given: Any, **named: Any) -> None:
-        assert once(name, *given, **named)
+    def refuse(*_: Any) -> None:
         raise struck
+
+    def strike(name: str, *given: Any, **named: Any) -> Any:
+        assert once(name, *given, **named)
+        if struck is not StoreFailedError:
+            raise struck
+        patch.setattr(store._database, "_run", refuse)
+        return named["lost"]([])
 
     with monkeypatch.context() as patch:
         patch.setattr(store._database, "once", strike)
@@ -327,4 +334,15 @@ def test_a_router_that_enters_while_another_looks_keeps_what_it_leases(shared: S
             assert message is not None
             holding.commit()
         assert found.result() is None
+        message.ack()
+
+
+def test_a_router_that_is_taken_for_dead_leases_nothing_until_it_has_entered_anew(shared: Shared) -> None:
+    one, other = opened(shared, "a", "b")
+    one.queue("q").send(b"1")
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute("DELETE FROM shared_routers WHERE number = %s", [store_of(one).waiting.router])
+        message = one.queue("q").receive(timeout=PATIENCE)
+        assert message is not None and other.queue("q").receive(timeout=0) is None
         message.ack()

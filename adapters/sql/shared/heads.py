@@ -73,8 +73,10 @@ class Heads:
         now = time.monotonic()
         if now >= head.search_at:
             head.search_at, head.looks = now + SHARE * seconds, 0
-            self._grouped.pop(queue, None)
-            head.first = max(0, live(max(first, head.first)) - LATE)
+            if seconds >= SLOW:
+                self._grouped.pop(queue, None)
+            # After a look from the start it is searched from there: what was committed late may be the first row.
+            head.first = max(0, live(max(first, head.first) if first else 0) - LATE)
         if not first:
             head.due = time.monotonic() + SHARE * seconds
 

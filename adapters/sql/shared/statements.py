@@ -145,7 +145,7 @@ _ACK: Final = (
 )
 _PAGE: Final = (
     "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m "
-    "WHERE m.queue = %s AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip})) RETURNING t.id"
+    "WHERE m.queue = %s AND m.id > %s AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip})) RETURNING t.id"
 )
 _EACH: Final = (
     f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
@@ -278,7 +278,7 @@ _STATEMENTS: Final = {
     f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, m.deliveries, first.topic) "
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
-    f"ORDER BY id, deliveries DESC RETURNING {FIELDS}",
+    f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",
     "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s, "
     f"deliveries = deliveries + {{late}} WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
@@ -345,7 +345,7 @@ _STATEMENTS: Final = {
     f"INSERT INTO {{p}}shared_routers (number, node, name, seen) SELECT seen - {_ENTERED}, %s::text, %s::text, {NOW} "
     "FROM entered RETURNING number, seen",
     "enter_anew": "DELETE FROM {p}shared_routers WHERE node = %s",
-    "seen": f"UPDATE {{p}}shared_routers SET seen = {NOW} WHERE number = %s RETURNING seen",
+    "seen": f"UPDATE {{p}}shared_routers SET seen = {NOW} WHERE number = %s AND node = %s RETURNING seen",
     "leave": "DELETE FROM {p}shared_routers WHERE number = %s",
     "bury": f"DELETE FROM {{p}}shared_routers WHERE seen < {NOW} - %s RETURNING name",
     "wait": "INSERT INTO {p}shared_waiting (queue, router) VALUES (%s, %s) ON CONFLICT DO NOTHING",
@@ -389,7 +389,10 @@ class Statements:
         late = "0" if count_on_receive else "(until > 0)::integer"
         mark = _MARK if count_on_receive else _LATER
         # A subscription may have ended (Q20).
-        there = "(SELECT s.number FROM me, {p}shared_queues s WHERE s.number = $3)"
+        # Nor may the router have been taken for dead.
+        there = (
+            "(SELECT s.number FROM me, {p}shared_queues s, {p}shared_routers r WHERE s.number = $3 AND r.number = $7)"
+        )
         take = _filled(_STATEMENTS["take"], queue=there, first="$4", limit="$5")
         statements = {
             **_STATEMENTS,

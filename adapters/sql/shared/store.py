@@ -28,6 +28,7 @@ from ....policies.errors import (
     AnabranchError,
     ClosedError,
     DestinationError,
+    OutcomeUnknownError,
     PlacementError,
     StoreFailedError,
     StoreLockedError,
@@ -400,19 +401,28 @@ class SharedStore:
         seconds = self.options.lease_timeout if lease is None else lease
         ms = milliseconds(seconds)
         heads, take, look = self.waiting.heads, random.getrandbits(62), self._database.look
+        began = time.monotonic()
         first, is_grouped = heads.first(number), heads.has_groups(number, lambda queue: look("has_groups", queue)[0][0])
         given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
-        began = time.monotonic()
-        name = "take_grouped" if is_grouped else "take"
+        name, is_lost = "take_grouped" if is_grouped else "take", False
+
+        def lost(_: list[int]) -> list[Any]:
+            nonlocal is_lost
+            is_lost = True
+            return look("taken", number, first, take, most)
+
         try:
-            rows = self._database.once(name, *given, lost=lambda _: look("taken", number, first, take, most))
+            rows = self._database.once(name, *given, lost=lost)
             messages = [self._message(row, seconds) for row in sorted(rows)]
             for message in messages:
                 note_received(message)
-        except BaseException:
-            self._doubtful.append((number, first, take, DOUBTS))
+        except BaseException as error:
+            if is_lost or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
+                self._doubtful.append((number, first, take, DOUBTS))
             raise
-        heads.note(number, first, time.monotonic() - began, lambda first: int(look("first_live", number, first)[0][0]))
+        seconds_taken = time.monotonic() - began
+        with suppress(AnabranchError):  # what was taken is not lost for it
+            heads.note(number, first, seconds_taken, lambda first: int(look("first_live", number, first)[0][0]))
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
             return self.take(destination, most, lease, subscription)
@@ -561,9 +571,11 @@ class SharedStore:
                 found += [(DELIVERY_LIMIT, row) for row in ask("take_undeliverable", router, *given)]
             return found
 
-        return [
-            Undelivered(self._message(row, None, undelivered=True), why) for why, row in self._database.change(take)
-        ]
+        undelivered = []
+        for why, row in self._database.change(take):
+            with suppress(UnknownMessageError):  # its subscription has ended meanwhile
+                undelivered.append(Undelivered(self._message(row, None, undelivered=True), why))
+        return undelivered
 
     def _free_doubtful(self) -> None:
         """Free what was leased to a caller that was interrupted, or cut off for long. Raises StoreFailedError; then it

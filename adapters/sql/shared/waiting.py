@@ -99,6 +99,8 @@ class Waiting:
         self._lines: dict[int, dict[Waiter, None]] = {}
         self._announced: set[int] = set()
         """Queues with a row in WAITING."""
+        self._heard_of = 0
+        """How often rows there were told to be gone."""
         self._last_queue = 0
         self._beat_at = self._poll_at = self._relook_at = self._bury_at = self._all_at = self._forget_at = 0.0
         self._fresh: set[int] = set()
@@ -137,8 +139,10 @@ class Waiting:
         self._poke()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for fd in self._wake_fds:
-            os.close(fd)
+        with self._lock:  # nobody pokes what has its number next
+            fds, self._wake_fds = self._wake_fds, (-1, -1)
+            for fd in fds:
+                os.close(fd)
         with suppress(AnabranchError):
             if leave:
                 self._database.change(lambda ask: ask("leave", self.router))
@@ -146,7 +150,7 @@ class Waiting:
         self._single.dispose()
 
     def _poke(self) -> None:
-        with suppress(OSError):  # it is full, or closed
+        with self._lock, suppress(OSError):  # it is full, or closed
             os.write(self._wake_fds[1], b"x")
 
     # Lines
@@ -159,11 +163,12 @@ class Waiting:
             waiter.queue = queue
         with self._lock:
             self._lines.setdefault(queue, {})[waiter] = None
-            announced = queue in self._announced
+            announced, heard = queue in self._announced, self._heard_of
         if not announced:
             self._database.look("wait", queue, self.router)
             with self._lock:
-                self._announced.add(queue)
+                if heard == self._heard_of:  # else its row may be gone again, and the next one tells
+                    self._announced.add(queue)
                 if not self._fresh:
                     self._relook_at = time.monotonic() + RELOOK
                 self._fresh.add(queue)
@@ -258,6 +263,7 @@ class Waiting:
         """Announce all anew: what was notified without a connection is lost."""
         with self._lock:
             self._announced.clear()
+            self._heard_of += 1
         self.wake_all()
 
     def _heard(self, payload: str) -> None:
@@ -269,14 +275,14 @@ class Waiting:
             queues = [int(text) for text in payload.split(",")]
             with self._lock:
                 self._announced.difference_update(queues)
+                self._heard_of += 1
             self.wake(queues)
 
     def _beat(self, prepared: Prepared) -> None:
         """Do what is due: say that this router lives, bury who does not, look for what came free by itself."""
         now, run, says = time.monotonic(), prepared.run, self._statements
         if now >= self._beat_at + self._timeout / BEATS:
-            self._beat_at = now
-            began, rows = wall_ms(), run(says["seen"], [self.router])
+            began, rows = wall_ms(), run(says["seen"], [self.router, self._node])
             if rows:
                 self._note_clock(began, rows[0][0])
             else:
@@ -284,6 +290,7 @@ class Waiting:
                     "what it held is free", self._name)  # fmt: skip
                 self._enter()
                 self._lost_none()
+            self._beat_at = now
             ms = round(self._timeout * 1000)
             for (name,) in run(says["bury"], [ms]) if now >= self._bury_at else ():
                 log.warning("store %s: %s is gone; what it held is free", self._name, name)
