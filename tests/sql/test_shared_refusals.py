@@ -146,12 +146,12 @@ def test_a_role_that_may_not_enter(role: Role) -> None:
 
 def test_tables_of_another_version(role: Role) -> None:
     role.make(owner=True)
-    role.run("UPDATE shared_store SET version = 2")
+    role.run("UPDATE shared_store SET version = 3")
     for call in (lambda: role.open(owner=True), lambda: role.make("other", owner=True)):
-        with pytest.raises(ConfigError, match=r"are of version 2, this is version 1; use the other release"):
+        with pytest.raises(ConfigError, match=r"are of version 3, this is version 2; use the other release"):
             call()
     assert not (role.path / "other").exists()
-    role.run("UPDATE shared_store SET version = 1")
+    role.run("UPDATE shared_store SET version = 2")
     role.open(owner=True).send(A, b"1")
 
 
