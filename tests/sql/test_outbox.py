@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import psycopg.rows
@@ -609,7 +609,7 @@ def test_a_commit_of_the_driver_that_takes_its_time(
 ) -> None:
     """sqlite3's `in_transaction` is false from its beginning on: nobody takes it for rolled back."""
     store.send(A, b"1")
-    message, outbox = take(store), store._outbox()
+    message, outbox = take(store), cast(core_outbox.Outbox, store._outbox())
     connection = connected(shared.url)
     message.ack(connection=connection)
     store.send_within(connection, B, [b"2"])

@@ -24,9 +24,9 @@ Q19  Whether its group is held is asked of each message by itself in a queue tha
     and their messages cost no more than others to be passed.
 Q20  When a subscription ends its row goes, and its messages are nobody's: no row has their number, and nothing but what
     removes them finds them. Who ended it does, in pages; or who opens the store next, or finds that router gone.
-Q21  A router whose row is not seen may be one that has entered since the statement began: what is found leased meanwhile
-     is looked at anew, but its router with the eyes of the beginning. So routers enter one after the other, and one is
-     gone only if its number is not above the last that is seen.
+Q21  A router whose row is not seen may have entered since the statement began: what was leased meanwhile is looked at
+    anew, but its router with the eyes of the beginning. So routers enter one after the other, and one is gone only if
+    its number is not above the last that is seen.
 """
 
 from __future__ import annotations
