@@ -44,6 +44,12 @@ def opened(shared: Shared, *names: str) -> list[anabranch.Router]:
     return routers
 
 
+def connected(shared: Shared, autocommit: bool = False) -> psycopg.Connection:
+    """A connection of nobody's to the database."""
+    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
+    return psycopg.connect(url, autocommit=autocommit)
+
+
 def store_of(router: anabranch.Router) -> Any:
     """Return the shared store of a router."""
     (store,) = [one for one in router._registry.open_stores() if isinstance(one, SharedStore)]
@@ -224,8 +230,7 @@ def test_one_that_was_committed_late_is_the_first_all_the_same(shared: Shared, m
     router = shared.router("one")
     queue = router.queue("q")
     queue.declare()
-    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url) as late:
+    with connected(shared) as late:
         late.execute(
             "INSERT INTO shared_messages (due, expires, sent, queue, priority, content) "
             "SELECT 0, 0, 0, number, 4, 'late' FROM shared_queues WHERE name LIKE '%q'"
@@ -249,8 +254,7 @@ def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch
     router = shared.router("one")
     queue = router.queue("q")
     queue.declare()
-    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url) as late:
+    with connected(shared) as late:
         late.execute(
             "INSERT INTO shared_messages (due, expires, sent, queue, priority, content) "
             "SELECT 0, 0, 0, number, 4, 'late' FROM shared_queues WHERE name LIKE '%q'"
@@ -304,8 +308,7 @@ def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
 
 def test_a_router_that_comes_removes_what_others_left_of_their_connections(shared: Shared) -> None:
     opened(shared, "a")
-    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as database:
+    with connected(shared, autocommit=True) as database:
         database.execute(
             "INSERT INTO shared_connections (number, last, router, made) SELECT -1, 0, -1, 0 "
             "UNION ALL SELECT -2, 0, number, 0 FROM shared_routers WHERE number > 0 "
@@ -324,9 +327,8 @@ def test_a_router_that_enters_while_another_looks_keeps_what_it_leases(shared: S
     """Q21: that look began before there was such a router."""
     (slow,) = opened(shared, "a")
     slow.queue("q").send(b"1")
-    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
     blocked = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    with psycopg.connect(url, autocommit=True) as looking, psycopg.connect(url) as holding:
+    with connected(shared, autocommit=True) as looking, connected(shared) as holding:
         holding.execute("SELECT 1 FROM shared_connections FOR UPDATE")
         with Parallel(lambda: slow.queue("q").receive(timeout=0)) as found:
             eventually(lambda: looking.execute(blocked).fetchall())
@@ -340,8 +342,7 @@ def test_a_router_that_enters_while_another_looks_keeps_what_it_leases(shared: S
 def test_a_router_that_is_taken_for_dead_leases_nothing_until_it_has_entered_anew(shared: Shared) -> None:
     one, other = opened(shared, "a", "b")
     one.queue("q").send(b"1")
-    url = make_url(shared.url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as database:
+    with connected(shared, autocommit=True) as database:
         database.execute("DELETE FROM shared_routers WHERE number = %s", [store_of(one).waiting.router])
         message = one.queue("q").receive(timeout=PATIENCE)
         assert message is not None and other.queue("q").receive(timeout=0) is None
