@@ -34,9 +34,14 @@ class Answers:
         self, session: Session, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None
     ) -> None:
         """Run a call on a thread of the library, and answer with what it returns; `done` is called then."""
-        future = shared().call(call)
-        self.answer_with(session, number, future)
-        future.add_done_callback(lambda _: done())
+
+        def run() -> None:
+            try:
+                self.answer_call(session, number, call)
+            finally:
+                done()
+
+        shared().lead(run)
 
     def answer_with(
         self, session: Session, number: int, future: Future[Any], convert: Callable[[Any], Any] | None = None
@@ -47,8 +52,12 @@ class Answers:
     def _answer_future(
         self, session: Session, number: int, convert: Callable[[Any], Any] | None, future: Future[Any]
     ) -> None:
+        self.answer_call(session, number, future.result if convert is None else lambda: convert(future.result()))
+
+    def answer_call(self, session: Session, number: int, call: Callable[[], Any]) -> None:
+        """Answer with what a call returns, or raises."""
         try:
-            self.answer(session, number, future.result() if convert is None else convert(future.result()))
+            self.answer(session, number, call())
         except Exception as error:
             self.refuse(session, number, error)
 

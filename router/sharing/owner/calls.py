@@ -41,18 +41,23 @@ Key = SubscriptionKey | None
 class Called:
     """A function that clients call by name, and the types of what it takes behind the session."""
 
-    def __init__(self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False) -> None:
+    def __init__(
+        self, run: Callable[..., Any], *types: Any, is_long: bool = False, is_page: bool = False,
+        look: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         """`types`: Any where the router itself says what is wrong with a value. `is_long`: it may take long, and has a
-        thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them."""
+        thread of its own. `is_page`: it returns bodies or values, and waits until there is room for them. `look` does
+        it with the store that holds the destination, and waits for nothing but that store."""
         self._run = run
+        self.look = look
         self.is_long = is_long
         self.is_page = is_page
         fields = [(f"field{n}", str if one is Destination else one) for n, one in enumerate(types)]
         self._given = msgspec.defstruct("Given", fields, array_like=True, frozen=True, forbid_unknown_fields=True)
         self._places = [n for n, one in enumerate(types) if one is Destination]
 
-    def with_(self, session: Session, given: Sequence[Any]) -> Callable[[], Any]:
-        """Return the call with what a client has given. Raises TypeError."""
+    def with_(self, session: Session, given: Sequence[Any]) -> partial[Any]:
+        """Return the call with the session and what a client has given. Raises TypeError."""
         try:
             taken = msgspec.convert(given, self._given, builtin_types=(bytes,))  # else text is taken for base64
         except msgspec.ValidationError as error:
@@ -63,9 +68,9 @@ class Called:
         return partial(self._run, session, *fields)
 
 
-def _of_router(name: str, *types: Any, of: Callable[[Router], Any] = lambda it: it, **how: bool) -> Called:
+def _of_router(name: str, *types: Any, of: Callable[[Router], Any] = lambda it: it, is_long: bool = False) -> Called:
     """Return a call of the router's own method, or of one of its parts."""
-    return Called(lambda session, *given: getattr(of(session.router), name)(*given), *types, **how)
+    return Called(lambda session, *given: getattr(of(session.router), name)(*given), *types, is_long=is_long)
 
 
 def _of_store(name: str, *types: Any) -> Called:
@@ -92,17 +97,18 @@ def _of_held(name: str, *types: Any, otherwise: Any = None, convert: Callable[[A
 def _of_map(name: str, *types: Any, makes: bool = True, otherwise: Any = None) -> Called:
     """Return a call of the values of a map. `makes`: the map comes to be by it."""
 
-    def run(session: Session, destination: Destination, *given: Any) -> Any:
-        def of_store(store: Store) -> Any:
-            return getattr(store.maps, name)(destination, *given)
+    def of_store(store: Store, destination: Destination, *given: Any) -> Any:
+        return getattr(store.maps, name)(destination, *given)
 
+    def run(session: Session, destination: Destination, *given: Any) -> Any:
         if makes:
-            return session.registry.for_store(destination, of_store)
+            return session.registry.for_store(destination, lambda store: of_store(store, destination, *given))
         if destination.kind is not Kind.MAP:
             raise DestinationError(f"{destination} is no map; name one as map://...")
-        return session.registry.for_held(destination, of_store, otherwise)
+        return session.registry.for_held(destination, lambda store: of_store(store, destination, *given), otherwise)
 
-    return Called(run, Destination, *types, is_page=name == "get")
+    is_get = name == "get"
+    return Called(run, Destination, *types, is_page=is_get, look=of_store if is_get else None)
 
 
 # Maps
@@ -123,9 +129,12 @@ def _increment(
 def _get_many(session: Session, destination: Destination, keys: list[str]) -> list[bytes | None]:
     """Return the values of the first of these keys, at least one: a page."""
     return session.registry.for_held(
-        destination, lambda store: _map_page(store.maps.get_many(destination, keys), lambda one: len(one or b"")),
-        [None] * len(keys),
+        destination, lambda store: _look_up(store, destination, keys), [None] * len(keys)
     )  # fmt: skip
+
+
+def _look_up(store: Store, destination: Destination, keys: list[str]) -> list[bytes | None]:
+    return _map_page(store.maps.get_many(destination, keys), lambda one: len(one or b""))
 
 
 def _items(
@@ -321,7 +330,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_get": _of_map("get", str, makes=False),
     "map_pop": _of_map("pop", str, bool | None, makes=False),
     "map_count": _of_map("count", makes=False, otherwise=0),
-    "map_get_many": Called(_get_many, Destination, list[str], is_page=True),
+    "map_get_many": Called(_get_many, Destination, list[str], is_page=True, look=_look_up),
     "map_items": Called(_items, Destination, str, str | None, str | None, is_page=True),
     "map_keys": Called(_keys, Destination, str, str | None, str | None),
     "map_touch": _of_map("touch", str, int, bool | None, makes=False, otherwise=False),

@@ -97,6 +97,24 @@ class Reads:
             waiting.cancel()
         return waiting
 
+    def look(
+        self, session: Session, number: int, call: Callable[..., Any], destination: Destination, *given: Any
+    ) -> bool:
+        """Answer with what `call` finds in the store of a destination, if that is open and answers promptly; returns
+        whether it was."""
+        store = self._registry.by_destination.get(destination)
+        if store is None or not self._writes.is_prompt(store) or len(session.out) > UNREAD_MAX:
+            return False
+        self._writes.waited_for = store
+        try:
+            with suppress(ClosedError):
+                self._answers.answer(session, number, call(store, destination, *given))
+                return True
+        finally:
+            self._writes.waited_for = None
+            self._writes.slow.discard(store)
+        return False
+
     def hand(self, session: Session, number: int, request: Hand) -> None:
         """Hand what has come to a receive that waits."""
         store = self._registry.by_destination.get(request.destination)

@@ -55,7 +55,7 @@ class Rounds:
         self._loop, self._go_on, self._run_rest, self._watch = loop, go_on, run_rest, watch
         self.answers: Final = Answers()
         self._writes = writes = Writes(router, self.answers)
-        reads = Reads(router._registry, self.answers, writes, loop.at, self._ask)
+        self._reads = reads = Reads(router._registry, self.answers, writes, loop.at, self._ask)
         self.ops: dict[type[protocol.Request | Hand], Callable[[Session, int, Any], None]] = {
             protocol.Body: self._given,
             protocol.SendMany: writes.send_many,
@@ -176,7 +176,10 @@ class Rounds:
         called = CALLS.get(request.name)
         if called is None:
             raise protocol.ProtocolError(f"a request that is none: there is no call {request.name!r}")
-        begin = partial(self._begin_call, session, number, request, called, called.with_(session, request.given))
+        run = called.with_(session, request.given)
+        if called.look is not None and self._reads.look(session, number, called.look, *run.args[1:]):
+            return
+        begin = partial(self._begin_call, session, number, request, called, run)
         if called.is_page:
             session.make_page(partial(begin, session.page_made))
         else:

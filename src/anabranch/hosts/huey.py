@@ -210,16 +210,22 @@ class AnabranchStorage(BaseStorage):
         """Look at a value."""
         return self.values.get(_key(key), EmptyData)
 
+    def peek_many(self, keys: Any) -> dict[Any, bytes]:
+        """Look at the values of those keys that have one."""
+        names = {key: _key(key) for key in keys}
+        found = self.values.get_many(names.values())
+        return {key: found[name] for key, name in names.items() if name in found}
+
     def pop_data(self, key: Any) -> Any:
         """Remove a value, and return it. Where the owner of the directory dies meanwhile, it is the one that was there
         before, and another caller may have got it too."""
-        while True:
-            before = self.peek_data(key)
+        while (before := self.peek_data(key)) is not EmptyData:
             try:
                 return self.values.pop(_key(key), EmptyData)
             except anabranch.OutcomeUnknownError:
                 if not self.has_data_for_key(key):
                     return before
+        return before
 
     def has_data_for_key(self, key: Any) -> bool:
         """Say whether a key has a value."""
