@@ -24,7 +24,14 @@ import pytest
 import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
-from anabranch.policies.errors import ClosedError, OutcomeUnknownError, TransactionError, UnknownMessageError
+from anabranch.policies.errors import (
+    ClosedError,
+    ConfigError,
+    OutcomeUnknownError,
+    TransactionError,
+    UnknownMessageError,
+)
+from anabranch.router.sharing import starting
 from anabranch.router.sharing.client import connection
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.owner import presence
@@ -630,6 +637,42 @@ def test_what_another_holds_by_now_is_not_acked(striking: Striking) -> None:
             message.ack()
         again.release()
         assert ready(other) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("moment", ["before", "written"])
+@pytest.mark.parametrize("how", ["send", "send_nowait", "commit", "ack"])
+def test_a_call_whose_owner_dies_and_that_none_follows(
+    striking: Striking, monkeypatch: pytest.MonkeyPatch, how: str, moment: str
+) -> None:
+    """Nobody can be asked about it: who is told that it failed would do it once more."""
+    stores(striking, "journal")
+    with striking.client() as router:
+        message = _holding(router)
+        striking.aim(moment, Op.COMMIT if how == "commit" else Op.ACK if how == "ack" else Op.SEND)
+        with monkeypatch.context() as patches:
+            patches.setattr(starting, "_tell_start", _refuse)
+            with pytest.raises(OutcomeUnknownError, match=r"yaml:1: a slip\. What was asked before"):
+                if how == "commit":
+                    _commit(router, message, ("done", b"t"))
+                elif how == "ack":
+                    message.ack()
+                else:
+                    sent = getattr(router.queue("done"), how)(b"t")
+                    sent.result(PATIENCE)
+            with pytest.raises(ConfigError, match=r"a slip$"):
+                router.queue("done").depth()
+        del message
+        is_done = moment == "written"
+        assert bodies(router, "done") == ([b"t"] if is_done and how != "ack" else [])
+        left = [b"2", b"3"] if is_done and how in ("commit", "ack") else [b"1", b"2", b"3"]
+        assert bodies(router) == left
+        if how == "commit":
+            eventually(lambda: router.queue("q").counts().leased == 0, lambda: "it is held still")
+            assert ready(router) == left
+
+
+def _refuse(config: anabranch.Config) -> None:
+    raise ConfigError(["stores.yaml:1: a slip"])
 
 
 def test_what_a_dead_client_held_goes_to_its_old_places(striking: Striking) -> None:

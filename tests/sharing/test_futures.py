@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.policies.errors import StoreFullError
+from anabranch.policies.errors import StoreFullError, UnknownMessageError
 
 from ..contract.disk import eventually
 from ..taking import take
@@ -112,6 +112,21 @@ def test_an_owner_that_dies(striking: Striking, moment: str) -> None:
         assert len({one.result().seq for one in send(router, 20)}) == 20
         striking.died()
         assert [int(take(router.queue("q")).body) for _ in range(20)] == list(range(20))
+
+
+@pytest.mark.parametrize("how", ["ack_nowait", "release_nowait"])
+def test_a_message_that_is_late_leaves_the_others_to_their_holder(striking: Striking, how: str) -> None:
+    with striking.client() as router:
+        queue = router.queue("q")
+        wait(send(router, 2))
+        late, message = queue.receive(PATIENCE, lease=0.01), take(queue)
+        assert late is not None and late.body == b"0"
+        again = take(queue, PATIENCE)
+        with pytest.raises(UnknownMessageError, match=r"Message 1 of .* its lease of 0.01 s ran out"):
+            getattr(router, how)([late, message]).result(PATIENCE)
+        message.ack()
+        again.ack()
+        assert queue.depth() == 0
 
 
 def test_messages_are_acked_and_given_back_without_waiting(striking: Striking) -> None:

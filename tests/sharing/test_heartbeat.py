@@ -195,6 +195,27 @@ def test_a_transaction_that_is_rolled_back_meanwhile_holds_nothing(striking: Str
             assert take(other.queue("q"), PATIENCE).body == b"x"
 
 
+@pytest.mark.parametrize("how", ["commit", "ack_nowait"])
+def test_what_an_owner_was_to_settle_that_dies_is_received_again(striking: Striking, how: str) -> None:
+    """It was stopped before, so that its client has given the call up."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send(b"x")
+        message = take(router.queue("q"))
+        with stopped(striking):
+            with pytest.raises(OutcomeUnknownError):
+                if how == "commit":
+                    with router.transaction() as transaction:
+                        transaction.ack(message)
+                else:
+                    message.ack_nowait().result(PATIENCE)
+            striking.kill()
+        eventually(lambda: answers(router), lambda: "there is no other owner")
+        if how == "ack_nowait":
+            message.release()
+        assert take(other.queue("q"), PATIENCE).body == b"x"
+
+
 def test_what_nobody_holds_is_given_back_once_the_owner_goes_on(striking: Striking) -> None:
     stores(striking, "journal")
     with striking.client() as router, striking.client() as other:

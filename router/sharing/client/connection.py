@@ -144,9 +144,12 @@ class Connection(Exchange):
         try:
             self._send(asked)
             self._await(asked)
-        except Exception:
+        except Exception as error:
             self._unanswered.pop(asked.number, None)
-            raise
+            lost = self._without_answer(asked, error)
+            if lost is error:
+                raise
+            raise lost from error
         except BaseException:
             self._cancel(asked)
             raise

@@ -68,6 +68,8 @@ class Asked:
     """When it was asked (monotonic), where a caller waits."""
     on_done: Callable[[], object] | None = None
     """Called once it is answered, instead."""
+    on_error: Callable[[Exception], object] | None = None
+    """Called first, if that is an error."""
 
     def wake(self) -> None:
         """Let the thread that waits, which has a lock here, look again."""
@@ -216,9 +218,13 @@ class Exchange(ABC):
             raise asked.error
         return asked.value
 
-    def ask_nowait(self, request: protocol.Request, on_answer: Callable[[Any], Any]) -> Future[Any]:
+    def ask_nowait(
+        self, request: protocol.Request, on_answer: Callable[[Any], Any],
+        on_error: Callable[[Exception], object] | None = None,
+    ) -> Future[Any]:  # fmt: skip
         """Ask; callbacks of the future are called on a thread of the library. Raises ClosedError."""
         asked = self._asked(request, on_answer)
+        asked.on_error = on_error
         future: Promise[Any] = Promise()
         asked.future = future
         future.set_running_or_notify_cancel()
@@ -313,6 +319,8 @@ class Exchange(ABC):
 
     def _answered(self, asked: Asked) -> None:
         """Give an answer to who waits for it. A reader that is interrupted leaves it answered, or asked still."""
+        if asked.error is not None and asked.on_error is not None:
+            asked.on_error(asked.error)
         asked.done = True
         if asked.future is not None:
             self._outcomes[asked.number] = asked.future, asked.value, asked.error
@@ -338,9 +346,14 @@ class Exchange(ABC):
             if asked.is_standing:
                 self._unanswered.pop(asked.number, None)
             elif not asked.done:
-                asked.error = error
+                asked.error = self._without_answer(asked, error)
                 self._answered(asked)
         self._resolve()
+
+    def _without_answer(self, asked: Asked, error: Exception) -> Exception:
+        """Return the error of a request to which no answer comes, for this one."""
+        is_out = asked.is_again or (asked.is_sent and not self._has_left)
+        return heartbeat.lost(asked.request, error) if is_out and not asked.done else error
 
     # An owner that does not answer (heartbeat.py)
 

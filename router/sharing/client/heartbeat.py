@@ -1,7 +1,8 @@
-"""Errors of an owner that does not answer: stopped by a signal or a debugger, or hanging whole.
+"""Errors of an owner that does not answer: stopped by a signal or a debugger, or hanging whole; or lost, with none that
+follows it.
 
-Such an owner is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with an
-error that says what may become of it still; it is not sent again.
+One that is stopped is never robbed of its lock, and may go on at any time. So a call that has waited for it ends with
+an error that says what may become of it still; it is not sent again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ def given_up(pid: int, directory: Path, request: protocol.Request, is_sent: bool
     if not is_sent or not _changes(request):
         return StoreFailedError(f"{what}; {_try_again(pid)}")
     return OutcomeUnknownError(f"{what}. What was asked of it is done once it goes on, or never; {_next_step(request)}")
+
+
+def lost(request: protocol.Request, error: Exception) -> Exception:
+    """Return the error of a call that was sent and never answered, since the connection has ended with this one."""
+    if not _changes(request):
+        return error
+    return OutcomeUnknownError(
+        f"{error}. What was asked before of the process that owns the directory was done, or never is; "
+        f"{_next_step(request)}"
+    )
 
 
 def _try_again(pid: int) -> str:

@@ -290,18 +290,30 @@ class RemoteLeases:
             answer = self._asked_of(messages, hold, leases, lambda tokens: self.ask(request_of(tokens)))
         except UnknownMessageError as error:
             if len(leases) == len(messages):
-                for message in messages:
-                    self._lost(message, error)
+                self._all_lost(messages, error)
             raise
         self._finished(messages, leases, hold, end, answer)
+
+    def _all_lost(self, messages: Sequence[Message[Any]], error: UnknownMessageError) -> None:
+        """Note which of these is not held any more, for which the owner has refused all."""
+        for message in messages:
+            self._lost(message, error)
+
+    def _held_still(self, messages: Sequence[Message[Any]], leases: list[RemoteLease], error: Exception) -> None:
+        """Note that leases have not ended, for there was an error; those that have by themselves are as they are."""
+        for lease in leases:
+            if not lease.end:
+                lease.hold = LEASED
+        if isinstance(error, UnknownMessageError):
+            self._all_lost(messages, error)
 
     def _settled_nowait(
         self, messages: list[Message[Any]], end: str, request_of: Callable[[list[str]], Request]
     ) -> Future[None]:
         leases: list[RemoteLease] = []
         done = partial(self._finished, messages, leases, LEASED, end)
-        ask_nowait = self.connection.ask_nowait
-        return self._asked_of(messages, LEASED, leases, lambda tokens: ask_nowait(request_of(tokens), done))
+        failed, ask = partial(self._held_still, messages, leases), self.connection.ask_nowait
+        return self._asked_of(messages, LEASED, leases, lambda tokens: ask(request_of(tokens), done, failed))
 
     # Settling messages
 
@@ -403,8 +415,15 @@ class RemoteLeases:
         try:
             self._settled(messages, CLAIMED, ROLLED_BACK, request_of)
         except StoreFailedError:  # its owner does not answer
-            tokens = [message._note.token for message in messages]
-            self.connection.later(lambda: self._quietly(tokens, request_of(tokens)))
+            self._release_later(messages, request_of)
+
+    def _release_later(
+        self, messages: Sequence[Message[Any]], request_of: Callable[[list[str]], Request] | None = None
+    ) -> None:
+        """Give back what a transaction held, however long the owner does not answer."""
+        tokens = [message._note.token for message in messages]
+        request = (request_of or self._release_of(messages, True, None))(tokens)
+        self.connection.later(lambda: self._quietly(tokens, request))
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note why messages are about to be given back."""

@@ -32,7 +32,7 @@ from ....adapters.core.record.headers import pack_headers, pack_id
 from ....adapters.core.record.large import CHUNK_BYTES, Sized
 from ....adapters.core.state.leases import ACKED, CLAIMED, REJECTED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
-from ....policies.errors import TransactionError, router_closed
+from ....policies.errors import OutcomeUnknownError, TransactionError, router_closed
 from ....policies.names.destination import Destination, Kind
 from ...transactions.xid import Xid
 from ..protocol import (
@@ -368,7 +368,11 @@ class RemoteStore(RemoteLeases):
         changes: Sequence[Change] = (),
     ) -> list[Receipt]:
         """Commit a whole transaction, as Store.commit."""
-        answer = self._asked_of(acks, CLAIMED, [], lambda tokens: self.commit_as("commit", sends, acks, changes))
+        try:
+            answer = self._asked_of(acks, CLAIMED, [], lambda tokens: self.commit_as("commit", sends, acks, changes))
+        except OutcomeUnknownError:
+            self._release_later(acks)  # behind the commit, if that is carried out still
+            raise
         self._end_all(acks, ACKED)
         return _receipts(answer, sends)
 
