@@ -14,13 +14,14 @@ gone once a worker has it.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from threading import Lock, local
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from huey.api import Huey
@@ -32,6 +33,11 @@ from huey.utils import Error
 import anabranch
 
 log: logging.Logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 1.0
+"""So long a task waits that could not be finished for its store, before it is executed again."""
+_LASTING: Final = (anabranch.MessageTooLargeError, anabranch.TransactionError)
+"""What a task's result can raise each time."""
 
 
 def _key(key: Any) -> str:
@@ -277,7 +283,7 @@ class _Hand(local):
     """That task."""
 
     def __init__(self) -> None:
-        self.read: dict[str, anabranch.Message] = {}
+        self.read: defaultdict[str, list[anabranch.Message]] = defaultdict(list)
         """The leased messages of scheduled tasks that are to be enqueued, by the task's id."""
 
 
@@ -286,7 +292,7 @@ class AnabranchHuey(Huey):
 
     A task's message is acked after all that its execution has enqueued; where nothing is enqueued behind its result, in
     one transaction with that. A task that cannot be read, and one that huey fails to finish, goes to the dead letters
-    of its store, with the exception. One whose store has failed is executed again.
+    of its store, with the exception. One whose store has failed is executed again, a second later.
     """
 
     storage_class = AnabranchStorage
@@ -325,13 +331,13 @@ class AnabranchHuey(Huey):
             value = super().execute(task, timestamp)
             if hand.message is not None:  # nor acked with its result, nor interrupted
                 hand.message.ack()
-        except anabranch.AnabranchError as error:
-            if hand.message is not None:
-                with suppress(anabranch.AnabranchError):  # then it is free once this client has gone
-                    hand.message.release(reason=error)
-            raise
         except Exception as error:
-            if hand.message is not None:
+            if hand.message is None:
+                pass
+            elif isinstance(error, anabranch.AnabranchError) and not isinstance(error, _LASTING):
+                with suppress(anabranch.AnabranchError):  # then it is free once this client has gone
+                    hand.message.release(delay=PAUSE_SECONDS, reason=error)
+            else:
                 hand.message.reject(error)
             raise
         finally:
@@ -348,8 +354,8 @@ class AnabranchHuey(Huey):
             return super().put_result(key, data)
         value = self.serializer.serialize(data)
         with self.storage.router.transaction() as tx:
+            tx.put(self.storage.values, key, value)  # first: one that is too large leaves the message in hand
             tx.ack(hand.message)
-            tx.put(self.storage.values, key, value)
         hand.message = None
         return None
 
@@ -372,15 +378,18 @@ class AnabranchHuey(Huey):
             except Exception:
                 log.exception("A scheduled task cannot be read; it is in %s's dead letters.", self.storage.due)
                 continue
-            self._hand.read[task.id] = message
+            self._hand.read[task.id].append(message)
             tasks.append(task)
         return tasks
 
     def enqueue(self, task: Any) -> Any:
         """Enqueue a task; one from the schedule leaves it in the same step."""
-        message = self._hand.read.pop(getattr(task, "id", ""), None)
-        if message is None:
+        messages = self._hand.read.get(getattr(task, "id", ""))
+        if not messages:
             return super().enqueue(task)
+        message = messages.pop()
+        if not messages:
+            del self._hand.read[task.id]
         with self.storage.moving(message):
             return super().enqueue(task)
 

@@ -54,6 +54,34 @@ def test_a_task_that_cannot_be_finished_is_a_dead_letter(huey: Any) -> None:
     assert huey.pending_count() == 0
 
 
+def test_a_task_whose_result_is_too_large_is_a_dead_letter(huey: Any) -> None:
+    @huey.task()
+    def large() -> bytes:
+        return bytes(101 << 20)
+
+    large()
+    with pytest.raises(anabranch.AnabranchError):
+        huey.execute(huey.dequeue())
+    (letter,) = huey.storage.tasks.dead_letters()
+    assert letter.error_type == "anabranch.policies.errors.TransactionError"
+    assert huey.pending_count() == 0
+
+
+def test_a_task_that_is_in_the_schedule_twice_is_enqueued_twice(huey: Any) -> None:
+    """A worker was killed once it had put it there, and before its message was acked."""
+
+    @huey.task()
+    def task() -> None: ...
+
+    one, later = task.s(), datetime.now() + timedelta(hours=1)
+    one.eta = datetime.now()
+    huey.add_schedule(one)
+    huey.add_schedule(one)
+    for read in huey.read_schedule(later):
+        huey.enqueue(read)
+    assert huey.pending_count() == 2 and huey.storage.due.depth() == 0 and not huey._hand.read
+
+
 def test_a_chord_whose_members_are_executed_twice_calls_back_once(huey: Any) -> None:
     @huey.task()
     def one() -> int:
@@ -85,7 +113,7 @@ def test_of_two_schedulers_one_enqueues_a_task(huey: Any, tmp_path: Path) -> Non
     other._registry = huey._registry
     (read,) = other.read_schedule(later)
     assert huey.read_schedule(later) == [] and huey.scheduled_count() == 0
-    other._hand.read.pop(read.id).release()
+    other._hand.read.pop(read.id)[0].release()
     (again,) = huey.read_schedule(later)
     assert again.id == read.id
     huey.enqueue(again)
