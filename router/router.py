@@ -547,10 +547,10 @@ class Router:
         self._registry.require_open()
         return Transaction(self._coordinator, self._registry, xid if xid is None else as_xid(xid))
 
-    def _unlimited(self) -> Transaction:
-        """Begin a transaction of our own, which holds what it must."""
+    def _unlimited(self, xid: Xid | None = None) -> Transaction:
+        """Begin a transaction of our own, or one that a client has gathered, which holds what it must."""
         self._registry.require_open()
-        return Transaction(self._coordinator, self._registry, limited=False)
+        return Transaction(self._coordinator, self._registry, xid, limited=False)
 
     def join(self, manager: Any = None, xid: Xid | None = None) -> DataManager:
         """Take part in the current transaction of the `transaction` package, of its thread's manager or of the one

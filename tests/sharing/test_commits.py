@@ -276,6 +276,24 @@ def test_what_is_deleted_before_it_goes_again_is_not_sent_to_twice(striking: Str
         assert (ready(other), bodies(other, "reply"), bodies(other, "done")) == ([b"2"], [], [b"sent"])
 
 
+def test_a_rejection_is_one_operation(tmp_path: Path) -> None:
+    """Also at the owner, where the dead letter is another one."""
+    limits = anabranch.TransactionOptions(max_operations=2, max_bytes=1)
+    stores = [anabranch.StoreConfig("all", [">"], kind="memory", options={"dead_letter": "dead"})]
+    with (
+        anabranch.open(anabranch.Config(tmp_path, stores, transactions=limits)) as router,
+        anabranch.open(tmp_path, shared=True) as client,
+    ):
+        queue = client.queue("q")
+        queue.send_many([b"12", b"34", b"56"])
+        with client.transaction() as transaction:
+            for _ in range(2):
+                transaction.reject(take(queue))
+            with pytest.raises(anabranch.TransactionError, match="max_operations is 2"):
+                transaction.reject(take(queue))
+        assert (router.queue("dead").depth(), router.queue("q").depth()) == (2, 1)
+
+
 def test_one_that_is_rejected_twice_becomes_a_dead_letter_once(tmp_path: Path) -> None:
     """The second time is refused, and takes nothing from the first."""
     options = {"dead_letter": "dead"}
