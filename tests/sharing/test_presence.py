@@ -72,6 +72,17 @@ def test_a_client_that_dies_while_it_is_greeted_leaves_nothing_leased(
     assert take(router.queue("q"), PATIENCE).body == b"x"
 
 
+def test_what_a_client_holds_of_a_shared_sql_store_is_leased_to_it_again(tmp_path: Path, postgres_url: str) -> None:
+    options = {"url": postgres_url, "shared": True, "pool_min": 0}
+    stores = [anabranch.StoreConfig("all", ["queue://>"], kind="sql", options=options)]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        router.serve()
+        with Peer(router.config.directory, greets=False) as peer:
+            peer.send(*_greeting(router))
+            eventually(lambda: router.queue("q").counts().leased)
+        eventually(lambda: not router.queue("q").counts().leased)
+
+
 def test_a_client_that_has_not_heard_the_greeting_comes_again_with_what_it_holds(
     router: Router, server: Server
 ) -> None:

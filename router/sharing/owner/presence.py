@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from typing import Any, Final, NamedTuple
 
-from ....adapters.core import Store
 from ....adapters.core.store_types import Settlement, SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
@@ -148,7 +148,7 @@ class Presence:
         server before `was_here`, in this process, since others may have received it meanwhile."""
         for given, text, key, seq, lease in held:
             destination = destination_of(text)
-            lease_again = partial(Store.lease_again, destination=destination, seq=seq, subscription=key, lease=lease)
+            lease_again = methodcaller("lease_again", destination, seq, key, lease)
             try:
                 again: str | None = self._registry.for_held(destination, lease_again, None)
             except AnabranchError as error:
