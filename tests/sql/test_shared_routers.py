@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -12,7 +14,7 @@ from sqlalchemy.engine import make_url
 import anabranch
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.store_types import Settlement
-from anabranch.adapters.sql.shared import SharedStore, heads
+from anabranch.adapters.sql.shared import SharedStore, heads, waiting
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
 
 from ..children import run_program
@@ -62,6 +64,7 @@ def test_a_watch_that_is_woken_as_it_comes_into_line_holds_up_nobody(
     (router,) = opened(shared, "a")
     store, told, heard = store_of(router), list[bool](), list[bool]()
     destination = router.queue("q").destination
+    eventually(lambda: store.waiting._poll_at)  # it hears, and wakes nobody because of that any more
     watch = store.receive_or_watch(destination, told.append)
     enter = store.waiting.enter
 
@@ -271,6 +274,36 @@ def test_who_waits_finds_one_that_was_committed_late(shared: Shared, monkeypatch
     assert seen[0].body == b"late"
     seen[0].ack()
     listener.close()
+
+
+def test_each_queue_is_looked_at_once_more_by_its_own_time(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule W11: not by that of another one, in which somebody began to wait before."""
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(waiting, "time", clock)
+    router = shared.router("one")
+    queue, seen = router.queue("q"), list[Message[Any]]()
+    queue.declare()
+    lines = store_of(router).waiting
+    eventually(lambda: lines._poll_at > now)  # from here on nothing is due but what comes fresh
+    with connected(shared) as late:
+        late.execute(
+            "INSERT INTO shared_messages (due, expires, sent, queue, priority, content) "
+            "SELECT 0, 0, 0, number, 4, 'late' FROM shared_queues WHERE name LIKE '%q'"
+        )
+        before = router.queue("before").listen(seen.append)
+        eventually(lambda: len(lines._fresh) == 1)
+        now += waiting.RELOOK / 2
+        listener = queue.listen(seen.append)
+        eventually(lambda: len(lines._fresh) == 2)
+        now += waiting.RELOOK / 2
+        eventually(lambda: len(lines._fresh) < 2)
+        late.commit()
+    now += waiting.RELOOK / 2
+    eventually(lambda: seen)
+    seen[0].ack()
+    listener.close()
+    before.close()
 
 
 @pytest.mark.parametrize("struck", [KeyboardInterrupt, OutcomeUnknownError, StoreFailedError])

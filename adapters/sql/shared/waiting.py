@@ -102,9 +102,9 @@ class Waiting:
         self._heard_of = 0
         """How often rows there were told to be gone."""
         self._last_queue = 0
-        self._beat_at = self._poll_at = self._relook_at = self._bury_at = self._all_at = self._forget_at = 0.0
-        self._fresh: set[int] = set()
-        """Queues in which somebody has begun to wait (W11)."""
+        self._beat_at = self._poll_at = self._bury_at = self._all_at = self._forget_at = 0.0
+        self._fresh: dict[int, float] = {}
+        """Queues in which somebody has begun to wait, and when they are looked at once more (W11)."""
         self._stopped = False
         self._wake_fds = os.pipe()
         self._thread = Thread(self._run, "shared-store")
@@ -169,9 +169,7 @@ class Waiting:
             with self._lock:
                 if heard == self._heard_of:  # else its row may be gone again, and the next one tells
                     self._announced.add(queue)
-                if not self._fresh:
-                    self._relook_at = time.monotonic() + RELOOK
-                self._fresh.add(queue)
+                self._fresh[queue] = time.monotonic() + RELOOK
             self._poke()
 
     def leave(self, waiter: Waiter) -> None:
@@ -240,8 +238,9 @@ class Waiting:
                     pause = 0.1
                     while not self._stopped:
                         self._beat(prepared)
-                        left = max(0.0, (self._relook_at if self._fresh else self._poll_at) - time.monotonic())
-                        self._wait(left, connection.fileno())
+                        with self._lock:
+                            due = min(self._fresh.values(), default=self._poll_at)
+                        self._wait(max(0.0, due - time.monotonic()), connection.fileno())
                         for heard in prepared.notified():
                             self._heard(heard)
             except (psycopg.Error, SQLAlchemyError, OSError, AnabranchError) as error:
@@ -300,8 +299,10 @@ class Waiting:
                 run(says["forget_connections"])
         is_poll = now >= self._poll_at
         with self._lock:
-            waited = list(self._lines) if is_poll else list(self._fresh) if now >= self._relook_at else []
-            self._fresh.difference_update(waited)
+            due = [queue for queue, at in self._fresh.items() if now >= at]
+            waited = list(self._lines) if is_poll else due
+            for queue in due:
+                del self._fresh[queue]
         if waited:
             firsts = [self.heads.known(queue) for queue in waited]
             found = {queue for (queue,) in run(says["ready"], [waited, firsts, self._most_deliveries])}
