@@ -8,8 +8,10 @@ Q12  A lease counts as over once UNTIL has passed, or its HOLDER has no row in R
 Q13  Whatever changes with a lease is in no index, and pages are filled to a part of their size: such an update stays in
     its page, and the index does not grow by it.
 Q14  Of the messages of a group (MEMBER) only the first one in the table can be leased, unless it has expired or has
-    reached the delivery limit: so while it is held, or waits, no other one is. Senders to a group come one after the
-    other, each with its id, until their commits: no message comes before one that is leased.
+    reached the delivery limit: so while it is held, or waits, no other one is. One that another transaction is at
+    (XMAX) holds its group, too: it may be leased just before it expires, which is asked once more with the row locked.
+    Senders to a group come one after the other, each with its id, until their commits: no message comes before one that
+    is leased.
 Q15  A queue keeps its number for ever, though it is deleted: who sends at the same moment sends to a queue that is
     there anew.
 Q16  A durable subscription is a queue of its own, with a number that is never used again, and no name: SUBSCRIPTIONS in
@@ -37,8 +39,10 @@ from typing import Final
 
 FOR_GOOD: Final = (1 << 63) - 1
 """The value of UNTIL for a lease without an end."""
-NOW: Final = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint)"
-"""The clock of the database, asked once for each statement: milliseconds since the epoch."""
+_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+"""The clock of the database: milliseconds since the epoch."""
+NOW: Final = f"(SELECT {_CLOCK})"
+"""The same, asked once each time that a statement names it."""
 _UNTIL: Final = f"coalesce({NOW} + nullif(%s::bigint, 0), {FOR_GOOD})"
 """The value of UNTIL for a lease of so many milliseconds; 0: without an end."""
 FIELDS: Final = "id, queue, take, deliveries, sent, expires, priority, messageid, headers, content"
@@ -103,11 +107,16 @@ _OFTEN: Final = 3
 which more than so many belong."""
 _OF_GROUP: Final = (
     "FROM {p}shared_messages g WHERE g.queue = {of}.queue AND g.member = {of}.member "
-    f"AND ({_LIVE.replace('m.', 'g.')} OR NOT {_FREE.replace('m.', 'g.')})"
+    f"AND ({_LIVE.replace('m.', 'g.')} OR NOT {_FREE.replace('m.', 'g.')} OR g.xmax <> 0)"
 )
 """What keeps others of a group from being leased, if it comes before them (Q14)."""
 _LET: Final = f"NOT EXISTS (SELECT 1 {_filled(_OF_GROUP, of='m')} AND g.id < m.id)"
 """The group of a message is not held."""
+_ALONE: Final = (
+    f"NOT EXISTS (SELECT 1 {_filled(_OF_GROUP, of='m')} AND g.id <> m.id "
+    f"AND (g.id < m.id OR NOT {_FREE.replace('m.', 'g.')}))"
+)
+"""Nor by one behind it, which may have been leased meanwhile."""
 _GROUPS: Final = (
     ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND member IS NOT NULL "
     f"ORDER BY id OFFSET {_NEAR} LIMIT 1), busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
@@ -263,7 +272,7 @@ _STATEMENTS: Final = {
     "holder = $7, take = $8, deliveries = deliveries + {counted} WHERE t.queue = $3 AND t.id = ANY(ARRAY("
     f"SELECT m.id FROM {{p}}shared_messages m WHERE {_READY} "
     "AND (m.member IS NULL OR {lets}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED)) "
-    f"RETURNING {FIELDS}",
+    f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {FIELDS}",
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
@@ -280,7 +289,8 @@ _STATEMENTS: Final = {
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",
     "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s, "
-    f"deliveries = deliveries + {{late}} WHERE m.queue = %s AND m.id = %s AND {_FREE} RETURNING {FIELDS}",
+    f"deliveries = deliveries + {{late}} WHERE m.queue = %s AND m.id = %s AND {_FREE} "
+    f"AND (m.member IS NULL OR {_ALONE}) RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
     f"AND NOT {_FREE}",
     "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %s::integer FROM me) AND m.id = %s "

@@ -771,10 +771,12 @@ class SharedStore:
         seconds = self.options.lease_timeout if lease is None else lease
         ms = milliseconds(seconds)
         rows = self._database.change(
-            lambda ask: ask("take_again", ms, self.waiting.router, random.getrandbits(62), number, seq)
+            lambda ask: ask(
+                "take_again", ms, self.waiting.router, random.getrandbits(62), number, seq, self._most_deliveries
+            )
         )
         if not rows:
-            raise UnknownMessageError(f"message {seq} of {destination} is leased to somebody else")
+            raise UnknownMessageError(f"message {seq} of {destination}, or another of its group, is leased to another")
         message = self._message(rows[0], seconds)
         return self.leases.token(message)
 
