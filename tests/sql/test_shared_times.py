@@ -184,6 +184,24 @@ def test_the_redelivery_policy(disk: SharedDisk, count: str) -> None:
     assert store.receive(A) is None and store.counts(A).delayed == 1
 
 
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+def test_the_redelivery_policy_of_one_that_another_router_settles(
+    disk: SharedDisk, sets: SharedTables, count: str
+) -> None:
+    redelivery = Redelivery(delay=1.0, multiplier=1000.0)
+    store = disk.create(redelivery=redelivery, count_deliveries=count, router_timeout=LONG)
+    other = disk.beside(store)
+    store.send(A, b"1")
+    try:
+        for ms in (0, 10_000):
+            sets.set_clock(ms)
+            assert other.settle([store.token(take(store))], Settlement.RELEASE) == [None]
+        sets.set_clock(60_000)  # the second time it waits for a thousand seconds
+        assert store.receive(A) is None
+    finally:
+        sets.set_clock(0)
+
+
 # Deliveries that are counted -----------------------------------------------------------------------------------------
 
 

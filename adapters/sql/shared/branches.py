@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -11,12 +11,10 @@ from ....policies.names.destination import Destination
 from ...core.messages import Outgoing
 from ...core.store_types import Change, Prepared, Subscription
 from .database import Ask, SharedDatabase
-from .leases import Leases, Place, SharedLease
+from .leases import Leases, Place
 from .sending import Sending, Stored
-from .statements import FIELDS
 from .topics import Topics
 
-DELIVERIES: Final = FIELDS.split(", ").index("deliveries")
 COMMITTED_MAX = 10_000
 """The most transactions that `committed` tells."""
 
@@ -71,20 +69,10 @@ class Branches:
         def roll_back(ask: Ask) -> Branch | None:
             branch = self._taken(ask, transaction)
             if branch is not None and branch.acks:
-                delays = [self._delay(ask, place) for place in branch.acks]
-                self._leases._released(ask, branch.acks, self._leases.counted(True), delays)
+                self._leases.released(ask, branch.acks, self._leases.counted(True))
             return branch
 
         return self._database.change(roll_back)
-
-    def _delay(self, ask: Ask, place: Place) -> int:
-        """Return for how long (ms) a message waits that is given back."""
-        if self._leases._options.redelivery is None:
-            return 0
-        return sum(
-            self._leases._delay(SharedLease(place, row[DELIVERIES], None), True, None)
-            for row in ask("find", place.queue, place.id)
-        )
 
     def _taken(self, ask: Ask, transaction: bytes) -> Branch | None:
         found = ask("branch", transaction.hex())

@@ -25,6 +25,7 @@ from ...core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, RELEASED, ROLL
 from ...core.store_types import Settlement
 from ...system.background import shared
 from .database import Ask, NotAllError, SharedDatabase
+from .statements import FIELDS
 
 if TYPE_CHECKING:
     from ....policies.config.options import SqlOptions
@@ -33,6 +34,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOST: Final = "its lease ran out, its queue was deleted, or this process was taken for dead"
 NOT_HELD: Final = " is not leased here any more: "
+DELIVERIES: Final = FIELDS.split(", ").index("deliveries")
 
 
 class Place(NamedTuple):
@@ -253,8 +255,7 @@ class Leases:
         end = ROLLED_BACK if hold == CLAIMED else RELEASED
 
         def give_back(ask: Ask, places: list[Place]) -> set[Place]:
-            delays = [self._delay(message._note, delivered, delay_ms_given) for message in messages]
-            return self._released(ask, places, self.counted(delivered), delays)
+            return self.released(ask, places, self.counted(delivered), delivered, delay_ms_given)
 
         self.settling(messages, leases, hold, end, give_back)
         self._wake({message._note.place.queue for message in messages})
@@ -262,13 +263,16 @@ class Leases:
     def free(self, leases: Sequence[SharedLease], counted: int, delivered: bool = False) -> None:
         """Give back what nobody has, by how much the number of its deliveries rises: no error for what is not held any
         more."""
-        delays = [self._delay(lease, delivered, None) for lease in leases]
-        self._database.change(lambda ask: self._released(ask, _places(leases), counted, delays))
+        self._database.change(lambda ask: self.released(ask, _places(leases), counted, delivered))
         self.ended(leases, RELEASED)
         self._wake({lease.place.queue for lease in leases})
 
-    def _released(self, ask: Ask, places: Sequence[Place], counted: int, delays: Sequence[int]) -> set[Place]:
-        return {Place(*one) for one in ask("release", counted, *_columns(places), list(delays))}
+    def released(
+        self, ask: Ask, places: Sequence[Place], counted: int, delivered: bool = True, delay_ms_given: int | None = None
+    ) -> set[Place]:
+        """Free messages, whose deliveries rise by `counted`; returns the places of those that were held still."""
+        delays = [self._delay(ask, place, delivered, delay_ms_given) for place in places]
+        return {Place(*one) for one in ask("release", counted, *_columns(places), delays)}
 
     def counted(self, delivered: bool) -> int:
         """Return by how much the number of deliveries rises."""
@@ -276,12 +280,14 @@ class Leases:
             return 0 if delivered else -1
         return 1 if delivered else 0
 
-    def _delay(self, lease: SharedLease, delivered: bool, given_ms: int | None) -> int:
+    def _delay(self, ask: Ask, place: Place, delivered: bool, given_ms: int | None) -> int:
         """Return for how long (ms) a message waits that is given back."""
-        policy = self._options.redelivery
+        policy, lease = self._options.redelivery, self.held.get(place)
         if given_ms is not None or not delivered or policy is None:
             return given_ms or 0
-        seconds = policy.seconds(lease.deliveries + (not self._counts_first))
+        # If it is not held here, another router has leased it, or it was prepared.
+        deliveries = lease.deliveries if lease else sum(row[DELIVERIES] for row in ask("find", place.queue, place.id))
+        seconds = policy.seconds(deliveries + (not self._counts_first))
         return max(1, round(seconds * 1000 * (1 + policy.jitter * random.uniform(-1, 1))))
 
     def extend(self, message: Message[Any], seconds: float | None = None) -> None:
@@ -357,8 +363,7 @@ class Leases:
         def settle(ask: Ask) -> set[Place]:
             if how is Settlement.ACK:
                 return self.acked(ask, right, told)
-            delays = [self._delay(self._known(place), delivered, given_ms) for place in right]
-            return self._released(ask, right, self.counted(delivered), delays)
+            return self.released(ask, right, self.counted(delivered), delivered, given_ms)
 
         settled = self._database.change(settle) if right else set()
         known = [self.held[place] for place in settled if place in self.held]
@@ -374,9 +379,6 @@ class Leases:
             wrong.append(None if place in settled else unknown_lease(token, why))
             settled.discard(place)  # named twice, it is settled once
         return wrong
-
-    def _known(self, place: Place) -> SharedLease:
-        return self.held.get(place) or SharedLease(place, 0, None)
 
     # Failures
 
