@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
+from typing import Any
 
 import pytest
 
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
-from anabranch.adapters.core.store_types import Settlement
+from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.adapters.sql.shared import SharedStore
 from anabranch.policies.config.fields import Redelivery
-from anabranch.policies.errors import UnknownMessageError
+from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
+from anabranch.policies.names.destination import Destination
 
 from ..children import run_program
 from ..contract.disk import PATIENCE, A, bodies, drain, eventually, take
@@ -141,6 +143,10 @@ def test_what_a_transaction_has_claimed_does_not_run_out(disk: SharedDisk) -> No
 
 
 # Delays --------------------------------------------------------------------------------------------------------------
+
+
+def refuse(*_: Any) -> None:
+    raise StoreFailedError("the database is gone")
 
 
 def now_ms() -> int:
@@ -296,6 +302,99 @@ def test_they_are_dead_lettered_by_whichever_router_finds_them(shared: Shared) -
     eventually(lambda: second.queue("dlq").depth() >= 1 and second.queue("q").depth() == 0)
     assert {letter.body for letter in second.queue("dlq").browse()} >= {b"poison"}
     assert first.queue("q").receive() is None
+
+
+@pytest.mark.parametrize("struck", [KeyboardInterrupt, OutcomeUnknownError])
+@pytest.mark.parametrize("count", ["on_return", "on_receive"])
+def test_what_a_sweep_has_not_heard_of_is_found_by_the_next(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch, count: str, struck: type[BaseException]
+) -> None:
+    """It was interrupted, or cut off for long; and what it gives back is not delivered again."""
+    store: Any = disk.create(max_deliveries=1, dead_letter="dlq", count_deliveries=count)
+    topic = Destination.parse("topic://t")
+    store.subscribe(Subscription(topic, "desk"))
+    for destination in (A, topic):
+        store.send(destination, b"expired", expires_at_ms=1)
+    store.send(A, b"spent")
+    take(store).release()
+    change = store._database.change
+
+    def strike(work: Any) -> None:
+        change(work)
+        raise struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", strike)
+        with pytest.raises(struck):
+            store.take_undelivered()
+    assert store.stats().leased == 3
+    for _ in range(2):
+        found = store.take_undelivered()
+        assert sorted((why, str(message.destination), message.deliveries) for message, why in found) == [
+            (DELIVERY_LIMIT, "queue://a", 2), (EXPIRED, "queue://a", 1), (EXPIRED, "topic://t", 1),
+        ]  # fmt: skip
+        for message, _ in found:
+            store.release([message], delivered=False)
+        assert store.receive(A) is None
+
+
+def test_a_claim_of_which_nobody_knows_whether_it_took_effect_can_be_given_back(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: Any = disk.create()
+    store.send(A, b"1")
+    message = store.receive(A, lease=LONG)
+    assert message is not None
+    change = store._database.change
+
+    def strike(work: Any) -> None:
+        change(work)
+        raise OutcomeUnknownError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", strike)
+        with pytest.raises(OutcomeUnknownError):
+            store.claim(message)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 2 * LONG)
+    store.leases.forget_late()
+    monkeypatch.undo()
+    message.release()
+    assert take(store).body == b"1"
+
+
+def test_what_nobody_has_seen_is_given_back_once_it_can_be(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", refuse)
+        store.free_unseen([message._note])
+        with pytest.raises(StoreFailedError):
+            store.take_undelivered()
+    assert store.take_undelivered() == []
+    assert take(store).deliveries == 1
+
+
+@pytest.mark.parametrize("struck", [KeyboardInterrupt, OutcomeUnknownError])
+def test_what_is_leased_again_and_not_told_is_free_again(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch, struck: type[BaseException]
+) -> None:
+    store: Any = disk.create()
+    seq = store.send(A, b"1").seq
+    change = store._database.change
+
+    def strike(work: Any) -> None:
+        change(work)
+        raise struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", strike)
+        with pytest.raises(struck):
+            store.lease_again(A, seq)
+    assert store.counts(A).leased == 1
+    store.take_undelivered()
+    assert take(store).deliveries == 1
 
 
 # Clocks that differ --------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ and that number, settles a message from anywhere, also from another machine.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import sys
@@ -23,14 +22,11 @@ from ...core.service.failures import Failure, Failures, failure_of
 from ...core.state.due import delay_ms
 from ...core.state.leases import ACKED, CLAIMED, LEASED, LEAVING, RELEASED, ROLLED_BACK, unknown_lease
 from ...core.store_types import Settlement
-from ...system.background import shared
 from .database import Ask, NotAllError, SharedDatabase
 from .statements import FIELDS
 
 if TYPE_CHECKING:
     from ....policies.config.options import SqlOptions
-
-log: logging.Logger = logging.getLogger(__name__)
 
 LOST: Final = "its lease ran out, its queue was deleted, or this process was taken for dead"
 NOT_HELD: Final = " is not leased here any more: "
@@ -318,6 +314,7 @@ class Leases:
         (lease,) = self.taken([message], LEASED)
         try:
             if lease.seconds is not None:
+                lease.deadline = math.inf  # first: if nobody can tell the outcome, it may have no end
                 self._hold([message], [lease], None)
             lease.hold = CLAIMED
         except BaseException:
@@ -392,17 +389,6 @@ class Leases:
         """Return the last failure of a message that is leased."""
         lease = message._note
         return self._failures.of(lease.place[:2]) if isinstance(lease, SharedLease) else None
-
-    def settle_later(self, work: Callable[[], None]) -> None:
-        """Do this on a thread of ours; what goes wrong is logged."""
-
-        def run() -> None:
-            try:
-                work()
-            except AnabranchError as error:
-                log.debug("messages could not be given back: %s", error)
-
-        shared().lead(run)
 
 
 def _deadline(seconds: float | None) -> float:

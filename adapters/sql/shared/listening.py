@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from ....policies.errors import AnabranchError
 from ....policies.names.destination import Destination
 from ...core.messages import Message
 from ...core.service.looking import LookingListener
@@ -45,8 +43,7 @@ class SharedListener(LookingListener):
         self._store.listeners.pop(self, None)
 
     def _free(self, messages: Sequence[Message]) -> None:
-        with suppress(AnabranchError):  # else they are free when this router is gone, or their leases are over
-            self._store.leases.free([one._note for one in messages], self._store.leases.counted(False))
+        self._store.free_unseen([one._note for one in messages])
 
     def end(self) -> None:
         """End it: the store is being closed."""

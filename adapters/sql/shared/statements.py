@@ -276,15 +276,20 @@ _STATEMENTS: Final = {
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
+    "taken_undelivered": " UNION ".join(
+        f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE {which} AND take = %s AND until > 0"
+        for which in (f"expires > 0 AND expires <= {NOW}", "deliveries > 0 AND deliveries >= %s")
+    ),
     "take_spent": f"UPDATE {{p}}shared_messages AS t SET until = {FOR_GOOD}, holder = %s, take = %s, "
-    "deliveries = deliveries + {late} WHERE (t.queue, t.id) IN "
+    "deliveries = deliveries + {counted} WHERE (t.queue, t.id) IN "
     "(SELECT m.queue, m.id FROM {p}shared_messages m WHERE {spent} "
     f"AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {FIELDS}",
     "take_expired_of_topics": "WITH first AS MATERIALIZED (SELECT m.id, s.topic FROM {p}shared_messages m "
     "JOIN {p}shared_queues s ON s.number = m.queue AND s.topic IS NOT NULL WHERE m.expires > 0 "
     f"AND m.expires <= {NOW} AND {_FREE} AND NOT EXISTS ({_OTHERS}) LIMIT %s FOR UPDATE OF m SKIP LOCKED), "
     "gone AS (DELETE FROM {p}shared_messages m USING first, {p}shared_queues s WHERE s.topic = first.topic AND "
-    f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, m.deliveries, first.topic) "
+    f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, "
+    "m.deliveries + {counted} AS deliveries, first.topic) "
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",

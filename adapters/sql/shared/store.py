@@ -142,9 +142,8 @@ class SharedStore:
         self.failed: BaseException | None = None
         self._on_failed: Callable[[BaseException], object] = lambda error: None
         self._acks = self._redelivered = 0
-        self._doubtful: deque[tuple[int, int, int, int]] = deque()
-        """Queues, the first id and the number of leases there that may have begun, though who receives was not told;
-        and how often to look for them."""
+        self._doubtful: deque[tuple[tuple[Any, ...], int]] = deque()
+        """Questions for leases that may have begun, though nobody was told of them; and how often to ask."""
         self._expired: dict[tuple[Destination, SubscriptionKey | None], int] = {}
 
     # Made and recognised
@@ -418,7 +417,7 @@ class SharedStore:
                 note_received(message)
         except BaseException as error:
             if is_lost or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
-                self._doubtful.append((number, first, take, DOUBTS))
+                self._doubtful.append((("taken", number, first, take, most), DOUBTS))
             raise
         seconds_taken = time.monotonic() - began
         with suppress(AnabranchError):  # what was taken is not lost for it
@@ -428,9 +427,7 @@ class SharedStore:
             return self.take(destination, most, lease, subscription)
         return messages
 
-    def _message(
-        self, row: Sequence[Any], seconds: float | None, leased: bool = True, undelivered: bool = False
-    ) -> Message:
+    def _message(self, row: Sequence[Any], seconds: float | None, leased: bool = True) -> Message:
         """Return the message of a row, with FIELDS."""
         seq, number, take, deliveries, sent, expires, priority, name, headers, content = row
         source = self._queues.of(number)
@@ -440,7 +437,7 @@ class SharedStore:
         note: Any = None
         if leased:
             note = self.leases.made(Place(number, seq, take), deliveries, seconds)
-            deliveries += not self._counts_first or undelivered
+            deliveries += not self._counts_first
         return Message(
             self, source.destination, seq, bytes(content), {} if headers is None else unpack_headers(headers),
             None if name is None else shown_id(unescaped(name).encode()), sent - ahead, leased, note, priority,
@@ -561,20 +558,25 @@ class SharedStore:
         self._sending.forget_ids()
         self._topics.remove_left()
 
+        number = random.getrandbits(62)
+
         def take(ask: Ask) -> list[tuple[str, Any]]:
-            router = self.waiting.router
-            found = [(EXPIRED, row) for row in ask("take_expired", router, random.getrandbits(62), limit)]
-            given = limit - len(found), router, random.getrandbits(62)
-            found += [(EXPIRED, row) for row in ask("take_expired_of_topics", *given)]
+            given = self.waiting.router, number
+            found = [(EXPIRED, row) for row in ask("take_expired", *given, limit)]
+            found += [(EXPIRED, row) for row in ask("take_expired_of_topics", limit - len(found), *given)]
             if self.options.max_deliveries is not None and len(found) < limit:
-                given = random.getrandbits(62), self._most_deliveries, limit - len(found)
-                found += [(DELIVERY_LIMIT, row) for row in ask("take_undeliverable", router, *given)]
+                rows = ask("take_undeliverable", *given, self._most_deliveries, limit - len(found))
+                found += [(DELIVERY_LIMIT, row) for row in rows]
             return found
 
         undelivered = []
-        for why, row in self._database.change(take):
-            with suppress(UnknownMessageError):  # its subscription has ended meanwhile
-                undelivered.append(Undelivered(self._message(row, None, undelivered=True), why))
+        try:
+            for why, row in self._database.change(take):
+                with suppress(UnknownMessageError):  # its subscription has ended meanwhile
+                    undelivered.append(Undelivered(self._message(row, None), why))
+        except BaseException:
+            self._doubtful.append((("taken_undelivered", number, self._most_deliveries, number), DOUBTS))
+            raise
         return undelivered
 
     def _free_doubtful(self) -> None:
@@ -582,17 +584,17 @@ class SharedStore:
         is tried again."""
         with suppress(IndexError):  # another thread is at it too
             for _ in range(len(self._doubtful)):
-                doubt = number, first, take, left = self._doubtful.popleft()
+                doubt = asked, left = self._doubtful.popleft()
                 try:
-                    rows = self._database.look("taken", number, first, take, sys.maxsize)
+                    rows = self._database.look(*asked)
                     if rows:
-                        leases = [SharedLease(Place(number, row[0], take), row[3], None) for row in rows]
+                        leases = [SharedLease(Place(row[1], row[0], row[2]), row[3], None) for row in rows]
                         self.leases.free(leases, self.leases.counted(False))
                 except BaseException:
                     self._doubtful.append(doubt)
                     raise
                 if left and not rows:
-                    self._doubtful.append((number, first, take, left - 1))
+                    self._doubtful.append((asked, left - 1))
 
     def count_expired(self, messages: Iterable[Message]) -> None:
         """Count messages that are gone, for their time was over."""
@@ -602,7 +604,14 @@ class SharedStore:
 
     def give_back(self, lease: SharedLease) -> None:
         """Give back what is leased so, which its holder has never seen."""
-        self.leases.settle_later(lambda: self.leases.free([lease], self.leases.counted(False)))
+        shared().lead(partial(self.free_unseen, [lease]))
+
+    def free_unseen(self, leases: Sequence[SharedLease]) -> None:
+        """Free what nobody has seen; later, if it cannot be now."""
+        try:
+            self.leases.free(leases, self.leases.counted(False))
+        except AnabranchError:
+            self._doubtful.extend((("taken", *lease.place, 1), DOUBTS) for lease in leases)
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, which is in memory."""
@@ -769,12 +778,13 @@ class SharedStore:
         if not number or not self._database.look("find", number, seq):
             return None
         seconds = self.options.lease_timeout if lease is None else lease
-        ms = milliseconds(seconds)
-        rows = self._database.change(
-            lambda ask: ask(
-                "take_again", ms, self.waiting.router, random.getrandbits(62), number, seq, self._most_deliveries
-            )
-        )
+        place = Place(number, seq, random.getrandbits(62))
+        given = milliseconds(seconds), self.waiting.router, place.take, number, seq, self._most_deliveries
+        try:
+            rows = self._database.change(lambda ask: ask("take_again", *given))
+        except BaseException:
+            self._doubtful.append((("taken", *place, 1), DOUBTS))
+            raise
         if not rows:
             raise UnknownMessageError(f"message {seq} of {destination}, or another of its group, is leased to another")
         message = self._message(rows[0], seconds)
