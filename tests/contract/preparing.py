@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Headers, Message, Outgoing, Receipt
-from anabranch.adapters.core.store_types import Prepared, Subscription
+from anabranch.adapters.core.store_types import Prepared, Settlement, Subscription
 from anabranch.policies.errors import (
     ClosedError,
     MessageTooLargeError,
@@ -68,9 +68,14 @@ class PreparingContract:
     def test_its_acks_are_nobody_elses(self, disk: Disk, store: Store, place: str) -> None:
         """Rules X6 and T10: neither received, settled, purged nor deleted by anybody."""
         store.send_many(A, [b"1", b"2", b"3"])
-        message = claim(store)
+        message = take(store)
+        token = store.token(message)
+        store.claim(message)
         prepare(store, 1, (), [message])
         store = disk.later(store, place)
+        for how in (Settlement.ACK, Settlement.RELEASE):
+            (wrong,) = store.settle([token], how)
+            assert isinstance(wrong, UnknownMessageError)
         for settle in (store.ack, store.release, lambda some: store.claim(some[0])):
             with pytest.raises(UnknownMessageError):
                 settle([message])

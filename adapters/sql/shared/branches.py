@@ -43,8 +43,9 @@ class Branches:
 
     def prepare(self, ask: Ask, transaction: bytes, branch: Branch, router: int) -> set[Place]:
         """Make it durable; returns the places of what it acks that was held still."""
-        ask("prepare", transaction.hex(), router, _encode(branch))
-        return self._leases.kept_for(ask, branch.acks, None, holder=0) if branch.acks else set()
+        held = [place._replace(take=-place.take) for place in branch.acks]
+        ask("prepare", transaction.hex(), router, _encode(msgspec.structs.replace(branch, acks=held)))
+        return self._leases.kept_for(ask, branch.acks, None, for_branch=True) if held else set()
 
     def commit(self, transaction: bytes) -> tuple[Branch, Stored, list[int]] | None:
         """Let it take effect; returns it, what became of its sends, and the numbers of the subscriptions that have

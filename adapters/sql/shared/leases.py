@@ -302,12 +302,11 @@ class Leases:
         self._database.change(lambda ask: self._require_all(messages, leases, self.kept_for(ask, places, seconds)))
 
     def kept_for(
-        self, ask: Ask, places: Sequence[Place], seconds: float | None, holder: int | None = None
+        self, ask: Ask, places: Sequence[Place], seconds: float | None, for_branch: bool = False
     ) -> set[Place]:
         """Lease messages for so long from now on; returns the places of those that were held still."""
-        ms = milliseconds(seconds)
-        given = (ms, self._router() if holder is None else holder, *_columns(places))
-        return {Place(*one) for one in ask("hold", *given)}
+        by = (0, -1) if for_branch else (self._router(), 1)
+        return {Place(*one) for one in ask("hold", milliseconds(seconds), *by, *_columns(places))}
 
     def claim(self, message: Message[Any]) -> None:
         """Claim a message for a transaction, as Store.claim: its time stops."""

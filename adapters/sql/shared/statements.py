@@ -4,7 +4,7 @@ Q11  A row of MESSAGES is a message of a queue; it goes when it is acked. Nobody
     HOLDER has leased it until then, by the clock of the database: FOR_GOOD is without an end. TAKE is a number of that
     lease alone, so that who comes too late settles nothing.
 Q12  A lease counts as over once UNTIL has passed, or its HOLDER has no row in ROUTERS. HOLDER 0, which always has one,
-    is that of branches.
+    is that of branches: there TAKE has a minus sign, so that no token settles what they ack.
 Q13  Whatever changes with a lease is in no index, and pages are filled to a part of their size: such an update stays in
     its page, and the index does not grow by it.
 Q14  Of the messages of a group (MEMBER) only the first one in the table can be leased, unless it has expired or has
@@ -307,8 +307,9 @@ _STATEMENTS: Final = {
     "due = CASE WHEN a.delay = 0 "
     f"THEN 0 ELSE {NOW} + a.delay END FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
     f"AS a (queue, id, take, delay) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
-    "hold": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s FROM unnest(%s::integer[], "
-    f"%s::bigint[], %s::bigint[]) AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
+    "hold": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = m.take * %s FROM "
+    "unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS a (queue, id, take) "
+    f"WHERE {_LEASED} RETURNING a.queue, a.id, a.take",
     # Looking
     "ids_after": "SELECT id FROM {p}shared_messages WHERE queue = %s AND id > %s ORDER BY id LIMIT %s",
     "find": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id = %s",
