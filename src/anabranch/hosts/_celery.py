@@ -1,8 +1,9 @@
 """A Celery result backend: `anabranch:///srv/tasks`, the same directory as the broker's (kombu.py) or another.
 
 Celery finds it by itself, as an entry point. Results are the map `kombu.results`, each for `result_expires`. The parts
-of a chord that have returned are a map of their own, with what they have returned: a part that is done again, since its
-worker was killed, or counted again, since the owner was, counts once.
+of a chord that have returned are a map of their own, with what they have returned. The first that a part has returned
+counts. It may be done again, since its worker was killed, or taken for lost, since its process was. So the chord's body
+is called, or its errbacks, and never both.
 
 A part returns before its result is stored, and the last one calls the chord's body before that. Once a result is
 SUCCESS, Celery acks its task even where the process that executed it has died, and does no more for the chord. It also
@@ -13,9 +14,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from celery.backends.base import KeyValueStoreBackend
 from celery.states import SUCCESS
@@ -39,6 +40,35 @@ class _Joined(threading.local):
 
 
 _joined = _Joined()
+_CALLED: Final = "called"
+_ALL_SUCCEEDED: Final = b":succeeded"
+"""Follows the id of the part that has called a chord's body, if no part has failed."""
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Make what is too large to be stored an EncodeError."""
+    try:
+        yield
+    except MessageTooLargeError as error:
+        raise EncodeError(
+            f"the result is too large to be stored: {error}. Return where it is, or raise message_bytes_max"
+        ) from error
+
+
+def _put_once(held: Map, key: str, value: bytes, ttl: float | None) -> bytes:
+    """Give a key a value, unless it has one; return the one that it has then."""
+    while True:
+        with suppress(OutcomeUnknownError):  # the owner was killed: look
+            if held.put_if_absent(key, value, ttl=ttl):
+                return value
+            there = held.get(key)
+            if there is not None:
+                return there
 
 
 class Backend(KeyValueStoreBackend):
@@ -71,16 +101,8 @@ class Backend(KeyValueStoreBackend):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value. Raises EncodeError for one that is too large: Celery makes it the result, a failure."""
-        self._put(self._results, key, value, self.expires)
-
-    def _put(self, held: Map, key: str, value: str | bytes, expires: int | None) -> None:
-        body = value.encode() if isinstance(value, str) else value
-        try:
-            held.put(key, body, ttl=expires or None)
-        except MessageTooLargeError as error:
-            raise EncodeError(
-                f"the result is too large to be stored: {error}. Return where it is, or raise message_bytes_max"
-            ) from error
+        with _fitting():
+            self._results.put(key, _bytes(value), ttl=self.expires or None)
 
     def delete(self, key: str) -> None:
         """Forget a key."""
@@ -123,12 +145,35 @@ class Backend(KeyValueStoreBackend):
     def on_chord_part_return(self, request: Any, state: str, result: Any, **options: Any) -> None:
         """Let a part return whose result was not stored: Celery ignores it."""
         if not request.get("has_returned"):
-            self._return(request, state, result)
+            self._return(request, state, result, is_ignored=True)
+
+    def mark_as_failure(
+        self, task_id: str, exc: Any, traceback: Any = None, request: Any = None, store_result: bool = True,
+        *given: Any, **options: Any,
+    ) -> None:  # fmt: skip
+        """Mark a task as failed, unless it is a part that has returned, and lost its process before its result was
+        stored: store that."""
+        if request is not None and request.chord and request.group:
+            returned = self._parts(self.get_key_for_chord(request.group)).get(request.id)
+            if returned is None:
+                returned = self._results.get(self._note(request, request.id))
+            meta = {} if returned is None else self.decode_result(returned)
+            if meta.get("status") == SUCCESS:
+                self.mark_as_done(task_id, meta["result"], request, store_result)
+                return
+            called = self._results.get(self._note(request, _CALLED))
+            if called is not None and called.endswith(_ALL_SUCCEEDED):
+                return
+        super().mark_as_failure(task_id, exc, traceback, request, store_result, *given, **options)
 
     def _parts(self, key: str) -> Map:
         return self._broker.router.map(f"kombu.{key}")
 
-    def _return(self, request: Any, state: str, result: Any) -> None:
+    def _note(self, request: Any, about: str) -> str:
+        """Return the key of what is noted of a chord beside its parts, for as long as its results are kept."""
+        return f"{self.get_key_for_chord(request.group)}.{about}"
+
+    def _return(self, request: Any, state: str, result: Any, is_ignored: bool = False) -> None:
         """Count a part of a chord. The one that finds all done calls the chord's body; if it is done again after that,
         since its worker was killed before it could ack, it calls again only if it had not come to its end."""
         if not request.group:
@@ -136,14 +181,18 @@ class Backend(KeyValueStoreBackend):
         parts = self._parts(self.get_key_for_chord(request.group))
         group = self._restore_group(request.group)
         if group is not None:
-            meta = {"status": state, "result": self.encode_result(result, state)}
-            self._put(parts, request.id, self.encode(meta), self.chord_expires)
+            meta = {"status": state, "result": self.encode_result(result, state), "is_ignored": is_ignored}
+            with _fitting():
+                _put_once(parts, request.id, _bytes(self.encode(meta)), self.chord_expires or None)
             size = request.chord.get("chord_size")
             _joined.size = len(group["result"]) if size is None else size
-            if parts.count() < _joined.size or not self._may_call(request):
+            if parts.count() < _joined.size:
                 return
-            _joined.metas = {task_id: self.decode_result(value) for task_id, value in parts.items()}
-        elif self._results.get(self._call_key(request)) is not None:
+            metas = {task_id: self.decode_result(value) for task_id, value in parts.items()}
+            if not self._may_call(request, metas):
+                return
+            _joined.metas = metas
+        elif self._results.get(self._note(request, _CALLED)) is not None:
             parts.delete()  # in place of the one that has called, which may have been killed before it could
             return
         try:
@@ -155,13 +204,14 @@ class Backend(KeyValueStoreBackend):
         """Return how many parts are done: all, since nobody else comes here."""
         return int(_joined.size)
 
-    def _call_key(self, request: Any) -> str:
-        return f"{self.get_key_for_chord(request.group)}.called"
-
-    def _may_call(self, request: Any) -> bool:
-        """Return whether this part is to call the chord's body, of several that see that all are done."""
-        key, ours, results = self._call_key(request), request.id.encode(), self._results
-        while (called_by := results.get(key)) is None:
-            with suppress(OutcomeUnknownError):  # the owner was killed: look
-                results.put_if_absent(key, ours, ttl=self.chord_expires or None)
-        return bool(called_by == ours)
+    def _may_call(self, request: Any, metas: dict[str, dict[str, Any]]) -> bool:
+        """Return whether this part is to call the chord's body, of several that see that all are done. Keep what has
+        been returned and is not stored yet: the parts are gone after the call."""
+        expires = self.chord_expires or None
+        succeeded = {task_id: meta for task_id, meta in metas.items() if meta["status"] == SUCCESS}
+        stored = self._results.get_many(self.get_key_for_task(task_id) for task_id in succeeded)
+        for task_id, meta in succeeded.items():
+            if not meta["is_ignored"] and self.get_key_for_task(task_id) not in stored:
+                self._results.put(self._note(request, task_id), _bytes(self.encode(meta)), ttl=expires)
+        ours: bytes = request.id.encode() + _ALL_SUCCEEDED * (len(succeeded) == len(metas))
+        return _put_once(self._results, self._note(request, _CALLED), ours, expires) == ours

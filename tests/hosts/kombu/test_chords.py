@@ -36,11 +36,23 @@ def app(directory: Path) -> Celery:
     def failing(number: int) -> None:
         raise ValueError(number)
 
+    @app.task(name="not_again", reject_on_worker_lost=False)
+    def not_again(number: int) -> int:
+        return number
+
     @app.task(name="body")
     def body(numbers: list[int]) -> int:
         return sum(numbers)
 
+    @app.task(name="errback")
+    def errback(task_id: str) -> None:
+        """Do nothing."""
+
     return app
+
+
+def received(app: Celery, message: Any) -> Request:
+    return Request(message, app=app, on_ack=message.ack_log_error, on_reject=message.reject_log_error)
 
 
 def killed(request: Request, at: int) -> bool:
@@ -81,12 +93,12 @@ def executed(
     app: Celery, connection: kombu.Connection, dies: int, at: int, end: Callable[[Request], None]
 ) -> tuple[list[Any], bool]:
     """Execute all tasks that wait, the one with the argument `dies` first in a process that dies at a request. Return
-    what the body was called with, each time, and whether that process came so far."""
+    what the body and the errback were called with, each time, and whether that process came so far."""
     calls, has_died = [], False
     while (message := connection.default_channel.basic_get(QUEUE)) is not None:
         (given,), *_ = message.payload
-        request = Request(message, app=app, on_ack=message.ack_log_error, on_reject=message.reject_log_error)
-        if request.name == "body":
+        request = received(app, message)
+        if request.name in {"body", "errback"}:
             calls.append(given)
             message.ack()
         elif given != dies or has_died:
@@ -131,3 +143,41 @@ def test_a_chord_fails_wherever_a_process_dies_that_fails_a_part(app: Celery) ->
             if not has_died:
                 break
     assert at > 5
+
+
+@pytest.mark.parametrize(("dies", "is_late"), [(0, False), (0, True), (1, False)])
+def test_a_part_whose_process_dies_has_returned_or_failed(app: Celery, dies: int, is_late: bool) -> None:
+    """Without `task_reject_on_worker_lost`: the body is called, or the errback, and never both, also where the worker
+    finds the process dead once the other part has returned."""
+    part, body, errback = (app.tasks[name] for name in ("not_again", "body", "errback"))
+    outcomes = []
+    with app.connection() as connection:
+        for at in itertools.count(1):
+            parts = [part.s(number).on_error(errback.s()) for number in range(2)]
+            result = chord(parts, body.s().on_error(errback.s()))()
+            late: list[Request] = []
+            calls, has_died = executed(app, connection, dies, at, late.append if is_late else by_worker)
+            for request in late:
+                by_worker(request)
+                calls += executed(app, connection, dies, at, by_worker)[0]
+            if [0, 1] in calls:
+                states = [one.state for one in result.parent.results]
+                assert (calls, states) == ([[0, 1]] * len(calls), ["SUCCESS", "SUCCESS"]), f"at {at}: {calls}, {states}"
+            else:
+                failed = {result.parent.results[dies].id, result.id}
+                assert ({*calls}, len(calls), result.state) == (failed, 2, "FAILURE"), f"at {at}: {calls}"
+            if not has_died:
+                break
+            outcomes.append([0, 1] in calls)
+    assert outcomes == sorted(outcomes) and {*outcomes} == {True, False}, outcomes
+
+
+def test_a_part_that_is_out_of_time_has_failed_though_it_returns(app: Celery) -> None:
+    part, body, errback = (app.tasks[name] for name in ("not_again", "body", "errback"))
+    with app.connection() as connection:
+        result = chord([part.s(0).on_error(errback.s()), part.s(1)], body.s().on_error(errback.s()))()
+        request = received(app, connection.default_channel.basic_get(QUEUE))
+        request.on_timeout(soft=False, timeout=1)
+        request.execute()
+        calls, _ = executed(app, connection, -1, 0, by_worker)
+    assert ({*calls}, len(calls), result.state) == ({request.id, result.id}, 2, "FAILURE")
