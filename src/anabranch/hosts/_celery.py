@@ -8,6 +8,9 @@ is called, or its errbacks, and never both.
 A part returns before its result is stored, and the last one calls the chord's body before that. Once a result is
 SUCCESS, Celery acks its task even where the process that executed it has died, and does no more for the chord. It also
 passes over the parts behind a failed task once their results are FAILURE.
+
+A chord is kept as long as each part returns in `result_chord_expires` after the one before, or in `result_expires` if
+that is not set.
 """
 
 from __future__ import annotations
@@ -183,7 +186,7 @@ class Backend(KeyValueStoreBackend):
         if group is not None:
             meta = {"status": state, "result": self.encode_result(result, state), "is_ignored": is_ignored}
             with _fitting():
-                _put_once(parts, request.id, _bytes(self.encode(meta)), self.chord_expires or None)
+                _put_once(parts, request.id, _bytes(self.encode(meta)), self._keep(request, parts))
             size = request.chord.get("chord_size")
             _joined.size = len(group["result"]) if size is None else size
             if parts.count() < _joined.size:
@@ -215,3 +218,17 @@ class Backend(KeyValueStoreBackend):
                 self._results.put(self._note(request, task_id), _bytes(self.encode(meta)), ttl=expires)
         ours: bytes = request.id.encode() + _ALL_SUCCEEDED * (len(succeeded) == len(metas))
         return _put_once(self._results, self._note(request, _CALLED), ours, expires) == ours
+
+    def _keep(self, request: Any, parts: Map) -> float | None:
+        """Return how long what a part has returned is kept. Once in `chord_expires` seconds, as parts come, all that
+        the chord has is kept for twice as long from then on."""
+        expires: int | None = self.chord_expires
+        if not expires:
+            return None
+        note = self._note(request, "kept")
+        if self._results.get(note) is None:
+            self._results.touch(self.get_key_for_group(request.group), 2 * self._chord_result_expires or None)
+            for task_id in dict(parts.items()):
+                parts.touch(task_id, 2 * expires)
+            self._results.put(note, b"", ttl=expires)
+        return 2 * expires

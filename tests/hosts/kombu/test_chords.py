@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,22 @@ def test_a_part_that_is_out_of_time_has_failed_though_it_returns(app: Celery) ->
         request.execute()
         calls, _ = executed(app, connection, -1, 0, by_worker)
     assert ({*calls}, len(calls), result.state) == ({request.id, result.id}, 2, "FAILURE")
+
+
+def test_a_chord_is_called_however_long_its_parts_take_together(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as each comes in `result_expires`; where this machine was slower, the chord begins again."""
+    monkeypatch.setattr(app.backend, "expires", 1)
+    part, body = app.tasks["part"], app.tasks["body"]
+    with app.connection() as connection:
+        for _ in range(20):
+            began, slowest = time.monotonic(), 0.0
+            result = chord([part.s(number) for number in range(4)], body.s())()
+            for _ in range(4):
+                time.sleep(0.7)
+                received(app, connection.default_channel.basic_get(QUEUE)).execute()
+                began, before = time.monotonic(), began
+                slowest = max(slowest, began - before)
+            calls, _ = executed(app, connection, -1, 0, by_worker)
+            if slowest < 1:
+                break
+    assert (calls, slowest < 1) == ([[0, 1, 2, 3]], True), (result.state, slowest)
