@@ -30,7 +30,16 @@ from ...policies.errors import TransactionError
 from ..core.backend.outbox_rows import Caller as AnyCaller
 from ..core.backend.outbox_rows import EndListener, Entry, Written
 from .database.connections import shown_url
-from .database.drivers import DriverTransaction, begin, borrowed, driver_of, is_in_transaction
+from .database.drivers import (
+    DriverTransaction,
+    begin,
+    begin_advice,
+    borrowed,
+    driver_of,
+    errors_of,
+    is_in_transaction,
+    url_of,
+)
 from .database.errors import Database, is_cut_off
 from .database.schema import Schema
 from .database.statements import Statements
@@ -90,9 +99,10 @@ class Outbox:
         """Return the transaction that is open on a connection, as OutboxRows."""
         driver = driver_of(connection)
         if driver is not None:
-            return self._enlisted_of_driver(connection, driver, listener)
+            with errors_of(connection):
+                return self._enlisted_of_driver(connection, driver, listener)
         self._require_connection(connection)
-        self._require_transaction(connection)
+        self._require_transaction(connection, connection)
         root = connection.get_transaction()
         with self._lock:
             caller = self._callers.get(root) if root is not None else None
@@ -117,7 +127,7 @@ class Outbox:
             raise _closed()
         with borrowed(driver) as connection:
             self._require_connection(connection)
-            self._require_transaction(connection)
+            self._require_transaction(connection, given)
             with self._lock:
                 is_open, caller = self._of_drivers.get(id(driver), (None, None))
             if connection.dialect.name == "sqlite" and getattr(driver, "autocommit", True) is False:
@@ -174,11 +184,11 @@ class Outbox:
     def _elsewhere(self, connection: Connection, why: str) -> TransactionError:
         return TransactionError(
             f"store {self._name!r} is in {shown_url(self._database.engine.url)}, and the connection to "
-            f"{shown_url(connection.engine.url)} {why}: it cannot send or ack there; give one to the store's database. "
+            f"{shown_url(url_of(connection))} {why}: it cannot send or ack there; give one to the store's database. "
             "Nothing was done"
         )
 
-    def _require_transaction(self, connection: Connection) -> None:
+    def _require_transaction(self, connection: Connection, given: Any) -> None:
         """Check that the connection has transactions: what is written on it is not committed at once. Raises
         TransactionError."""
         driver: Any = connection.connection.dbapi_connection
@@ -197,9 +207,8 @@ class Outbox:
                     connection.rollback()
         if autocommit:
             raise TransactionError(
-                f"the connection to {shown_url(connection.engine.url)} commits each statement at once (autocommit), so "
-                "there is no transaction to send or ack in; use one without isolation_level AUTOCOMMIT. Nothing was "
-                "done"
+                f"the connection to {shown_url(url_of(connection))} commits each statement at once (autocommit), so "
+                f"there is no transaction to send or ack in; {begin_advice(given)}. Nothing was done"
             )
 
     def _require_here(self, connection: Connection) -> None:
@@ -258,7 +267,7 @@ class Outbox:
         """Write the entries down in the caller's transaction, as OutboxRows."""
         rows = [row for entry in entries for row in self._rows(caller.key, entry)]
         driver = driver_of(connection)
-        with nullcontext(connection) if driver is None else borrowed(driver) as ours:
+        with errors_of(connection), nullcontext(connection) if driver is None else borrowed(driver) as ours:
             ours.execute(self._statements["insert.outbox"], rows if len(rows) > 1 else rows[0])
 
     def _rows(self, caller: str, entry: Entry) -> Iterator[dict[str, Any]]:

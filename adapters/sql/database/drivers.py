@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import create_engine
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -32,6 +32,32 @@ def driver_of(connection: Any) -> Any:
         connection.ensure_connection()
         connection = connection.connection
     return connection if _module_of(connection) is not None else None
+
+
+def errors_of(connection: Any) -> AbstractContextManager[None]:
+    """Return what makes a driver's errors Django's, where the connection is."""
+    return getattr(connection, "wrap_database_errors", None) or nullcontext()
+
+
+def url_of(connection: Connection) -> URL:
+    """Return where a connection of SQLAlchemy's leads, a borrowed one too; its password may be left out."""
+    driver = connection.connection.dbapi_connection
+    if not isinstance(driver, _Borrowed):
+        return connection.engine.url
+    if connection.dialect.name == "sqlite":
+        paths = [path for _, name, path in connection.exec_driver_sql("PRAGMA database_list") if name == "main"]
+        return connection.engine.url.set(database=paths[0])
+    info = driver.info
+    return connection.engine.url.set(username=info.user, host=info.host, port=info.port, database=info.dbname)
+
+
+def begin_advice(connection: Any) -> str:
+    """Return how a transaction is begun on a caller's connection that is in none."""
+    if hasattr(connection, "ensure_connection"):
+        return f"call it within django.db.transaction.atomic({connection.alias!r})"
+    if isinstance(connection, Connection):
+        return "use one without isolation_level AUTOCOMMIT"
+    return "begin one before, or use a connection without autocommit"
 
 
 def _module_of(driver: Any) -> str | None:
