@@ -148,7 +148,8 @@ def test_it_shows_what_happens(page: Page, url: str) -> None:
     assert (stores["orders"]["dead"], stores["orders"]["kind"]) == (str(LETTERS), "journal")
     assert {"disk live", "disk held", "oldest", "sync ms", "p99 ms", "leased", "delayed"} <= set(stores["orders"])
     assert page.locator("#health").text_content() == "Health: all stores can be used."
-    assert "1 transaction in doubt" in page.locator("#wrong").text_content()  # type: ignore[operator]
+    assert page.locator("#wrong").text_content() == "1 transaction in doubt: see anabranch transactions"
+    assert page.locator("#wrong code").text_content() == "anabranch transactions"
     assert {row["state"] for row in cells(page, "health").values()} == {"ok"}
     oldest = {"topic://prices billing/audit", "orders.stuck"}
     eventually(lambda: set(list(cells(page, "destination"))[:2]) == oldest, lambda: cells(page, "destination"))
@@ -342,6 +343,12 @@ def test_who_is_refused(server: Server) -> None:
     assert (status, server.token.encode() in page) == (200, False)
     for path in ("/report/", "/report/x", "/etc/passwd", "/api", "/api/nothing"):
         assert ask(server, path)[0] == 404
+
+
+def test_dead_letters_are_counted_below_alone(server: Server) -> None:
+    seen = ask(server, "/api/look")[1]
+    assert ([row[0] for row in seen["destinations"]["rows"]], seen["destinations"]["total"]) == (["private"], 1)
+    assert seen["letters"]["rows"] == [["queue://dlq.orders.rejected", "1"]]
 
 
 def test_without_write_it_only_reads_and_without_bodies_shows_none(server: Server) -> None:

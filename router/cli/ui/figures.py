@@ -94,10 +94,11 @@ class Figures:
         self._before = look
         letters = [found for store in look.stores for found in store["dead_letter_queues"].items()]
         letters.sort(key=lambda one: (-one[1], one[0]))
+        holding = sum(map(_holding, stats.stores.values())) - len(letters)
         return {
             "owner_pid": look.owner_pid,
             "stores": _stores(look, before, stats.stores),
-            "destinations": self._destinations(look) | {"total": sum(map(_holding, stats.stores.values()))},
+            "destinations": self._destinations(look) | {"total": holding},
             "letters": _table(
                 ("dead-letter queue", "letters"), 1,
                 [(printable(name), f"{count:,}") for name, count in letters],
