@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ...policies.config import Config, load
-from ...policies.errors import StoreFailedError
+from ...policies.errors import StoreFailedError, StoreLockedError
 from ...policies.outputs import local_path, write_file
 from ...policies.text import count_of, human_bytes
 from ..offline.calibration import CALLERS, calibrate
@@ -247,7 +247,10 @@ def export_command(config: Config, out: Path | None, force: bool, as_json: bool)
         raise click.UsageError("with --json the lines need --out FILE")
     require_used(config)
     with warnings_shown(), working(f"Exporting {config.directory.name}") as progress:
-        done = _exported(config, out, force, progress)
+        try:
+            done = _exported(config, out, force, progress)
+        except StoreLockedError as error:
+            raise StoreLockedError(f"{error}; or export a backup, which `anabranch backup` makes meanwhile") from error
     echo_warnings(f"not exported: {one}" for one in done.left_out)
     if out is not None:
         text = f"{count_of(done.messages, 'message')} of {count_of(done.destinations, 'destination')} written to {out}"
@@ -291,8 +294,9 @@ def import_command(
     """Bring in an export, or a broker's messages.
 
     FILE is what `anabranch export` has written, - is stdin. Its messages come behind those that are there, into the
-    stores that the configuration of DIR names. A message whose id is remembered there is not brought twice. At a line
-    that is broken the import stops: all before it is imported, and the error says how to go on.
+    stores that the configuration of DIR names. A message whose id is remembered there is not brought twice; one without
+    an id is. A map's value takes the place of the one that its key has. At a line that is broken the import stops: all
+    before it is imported, and the error says how to go on.
 
     With --from-kahadb the messages in a broker's queues, and those that its durable subscriptions have yet to ack, come
     into the data directory. They keep message ids, headers, priorities, expiry and redelivery counts. Stop the broker
@@ -319,6 +323,10 @@ def import_command(
         done = import_lines(config, lines, file, from_line, dry_run)
     echo_warnings(f"left out: {one}" for one in done.left_out)
     verb = "would be imported" if dry_run else "imported"
-    known = f"; {done.known:,} were known already" if done.known else ""
+    if done.known and done.without_id:
+        came = f"{count_of(done.without_id, 'message')} without an id came too"
+        echo_warnings([f"{came}: once more, if FILE was imported here before"])
+    known = f"; {done.known:,} known already (messages and ids)" if done.known else ""
+    known = "; what is known there already was not looked at" if dry_run else known
     text = f"{count_of(done.messages, 'message')} of {count_of(done.lines, 'line')} {verb}{known}."
     echo_result(as_json, {"directory": str(config.directory), "dry_run": dry_run, **asdict(done)}, text)

@@ -26,7 +26,7 @@ from ...adapters.core.migration import copying, moved_branches
 from ...adapters.core.operations.branches import payload_of, send_of
 from ...adapters.core.operations.changes import Ack, Change
 from ...adapters.core.operations.destination_changes import Subscribe, Unsubscribe
-from ...adapters.core.record.encoding import HEAD, Parts, encode_parts
+from ...adapters.core.record.encoding import HEAD, Parts, encode_parts, name_of
 from ...adapters.core.record.headers import MESSAGE_ID_BYTES_MAX
 from ...adapters.core.record.large import Sized
 from ...policies.config import Config
@@ -47,6 +47,8 @@ class Imported:
     lines: int = 0
     """Lines that were read."""
     messages: int = 0
+    without_id: int = 0
+    """Messages among them that would come again with another import."""
     known: int = 0
     """Messages and ids that were known already."""
     transactions: int = 0
@@ -230,8 +232,10 @@ class _Importing:
             near = ", ".join(self._routes.nearest(destination))
             raise _WrongError(f"no pattern matches {destination}; the closest are {near}. Add one to the configuration")
         if is_volatile(match) or copying.shares(match.target.options):
-            kept = "keeps nothing over a restart" if is_volatile(match) else "is used by other routers at once"
-            raise _WrongError(f"{destination} goes to store {match.target.name!r}, which {kept}; route it to another")
+            why = "keeps nothing over a restart; route it to another"
+            if not is_volatile(match):
+                why = "is used by other routers at once; route it to another, and move it there by `repartition`"
+            raise _WrongError(f"{destination} goes to store {match.target.name!r}, which {why}")
         router = self._router
         return destination, None if router is None else router._registry.for_store(destination, lambda store: store)
 
@@ -285,7 +289,9 @@ class _Importing:
         self._lines_behind.clear()
 
     def _placed(self, item: copying.Item, seq: int) -> None:
-        self.done.messages += isinstance(item, copying.Stored)
+        if isinstance(item, copying.Stored):
+            self.done.messages += 1
+            self.done.without_id += name_of(item.record) is None
         self.next_line = self._lines_behind[id(item)]
         store, destination = self._store, self._destination
         for claim in self._claims.get(id(item), ()):

@@ -152,6 +152,16 @@ def test_what_is_known_is_not_brought_twice(data: Path, tmp_path: Path) -> None:
     assert len(exported(there).splitlines()) == len(before.splitlines()) + 7 - 3  # those without an id, less values
 
 
+def test_a_value_takes_the_place_of_the_one_there(data: Path, tmp_path: Path) -> None:
+    lines, there = exported(stores(data)), stores(tmp_path / "there")
+    with anabranch.open(there) as router:
+        router.map("m").put("key", b"newer")
+        router.map("m").put("mine", b"1")
+    brought(there, lines)
+    with anabranch.open(there) as router:
+        assert {key: len(value) for key, value in router.map("m").items()} == {"key": 3, "mine": 1, "other": 5000}
+
+
 def test_a_broken_line_is_named_and_the_import_goes_on_with_it(data: Path, tmp_path: Path) -> None:
     lines = exported(stores(data)).splitlines(keepends=True)
     wanted, expected = exported(stores(data)), 0
@@ -185,6 +195,7 @@ def test_a_broken_line_is_named_and_the_import_goes_on_with_it(data: Path, tmp_p
         (b'{"is":"destination","name":"queue://"}', "a destination needs a name"),
         (b'{"is":"destination","name":"queue://elsewhere"}', "no pattern matches queue://elsewhere"),
         (b'{"is":"destination","name":"queue://m.x"}', "keeps nothing over a restart"),
+        (b'{"is":"destination","name":"queue://s.x"}', "route it to another, and move it there by `repartition`"),
         (b'{"is":"what"}', "Invalid value 'what'"),
         (b"[]", "Expected `object`"),
         (b'{"is":"chunk","data":"AA=="}', "no large message is before it"),
@@ -192,7 +203,9 @@ def test_a_broken_line_is_named_and_the_import_goes_on_with_it(data: Path, tmp_p
     ],
 )
 def test_what_cannot_be_imported_is_refused(line: bytes, why: str, tmp_path: Path) -> None:
-    config = Config(tmp_path / "x", [StoreConfig("a", ["a.>"]), StoreConfig("m", ["m.>"], memory={})])
+    sql: dict[str, Any] = {"url": "postgresql+psycopg://nobody@localhost/none", "shared": True}
+    shared = StoreConfig("s", ["queue://s.>"], sql=sql)
+    config = Config(tmp_path / "x", [StoreConfig("a", ["a.>"]), StoreConfig("m", ["m.>"], memory={}), shared])
     start = b'{"is":"anabranch-export","version":1}\n'
     with pytest.raises(ConfigError, match=r"x\.jsonl:2: ") as refused:
         brought(config, start + line + b"\n", dry_run=True)
@@ -253,5 +266,11 @@ def test_the_commands(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert there.exit_code == 0, there.output
     assert json.loads(there.stdout)["transactions"] == 1
     assert run("export", "there").exit_code == 0
+    again = run("import", "there", "x.jsonl")
+    assert "; 4 known already (messages and ids)." in again.stdout
+    assert "4 messages without an id came too: once more, if FILE was" in again.stderr
+    with anabranch.open("there"):
+        refused = run("export", "there")
+    assert (refused.exit_code, "or export a backup" in refused.stderr) == (1, True)
     assert run("import", "there").exit_code == 2
     assert run("import", "there", "nowhere.jsonl").exit_code == 1
