@@ -27,9 +27,10 @@ def asks_for_one(item: pytest.Item) -> bool:
     return "chromium" in getattr(item, "fixturenames", ())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One browser for all tests of a process."""
+    """One browser for all tests of a module. As long as it is there, an event loop runs in this thread, and no other
+    test could run one."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
