@@ -293,9 +293,8 @@ _STATEMENTS: Final = {
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",
-    "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s, "
-    f"deliveries = deliveries + {{late}} WHERE m.queue = %s AND m.id = %s AND {_FREE} "
-    f"AND (m.member IS NULL OR {_ALONE}) RETURNING {FIELDS}",
+    "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s "
+    f"WHERE m.queue = %s AND m.id = %s AND {_FREE} AND (m.member IS NULL OR {_ALONE}) RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
     f"AND NOT {_FREE}",
     "ack_one": f"{_MARK} DELETE FROM {{p}}shared_messages m WHERE m.queue = (SELECT %s::integer FROM me) AND m.id = %s "

@@ -142,8 +142,9 @@ class SharedStore:
         self.failed: BaseException | None = None
         self._on_failed: Callable[[BaseException], object] = lambda error: None
         self._acks = self._redelivered = 0
-        self._doubtful: deque[tuple[tuple[Any, ...], int]] = deque()
-        """Questions for leases that may have begun, though nobody was told of them; and how often to ask."""
+        self._doubtful: deque[tuple[tuple[Any, ...], int, int]] = deque()
+        """Questions for leases that may have begun, though nobody was told of them; by how much the number of their
+        deliveries rises when they are freed; and how often to ask."""
         self._expired: dict[tuple[Destination, SubscriptionKey | None], int] = {}
 
     # Made and recognised
@@ -417,7 +418,7 @@ class SharedStore:
                 note_received(message)
         except BaseException as error:
             if is_lost or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
-                self._doubtful.append((("taken", number, first, take, most), DOUBTS))
+                self._doubt("taken", number, first, take, most)
             raise
         seconds_taken = time.monotonic() - began
         with suppress(AnabranchError):  # what was taken is not lost for it
@@ -575,26 +576,29 @@ class SharedStore:
                 with suppress(UnknownMessageError):  # its subscription has ended meanwhile
                     undelivered.append(Undelivered(self._message(row, None), why))
         except BaseException:
-            self._doubtful.append((("taken_undelivered", number, self._most_deliveries, number), DOUBTS))
+            self._doubt("taken_undelivered", number, self._most_deliveries, number)
             raise
         return undelivered
+
+    def _doubt(self, *asked: Any, counted: int | None = None) -> None:
+        self._doubtful.append((asked, self.leases.counted(False) if counted is None else counted, DOUBTS))
 
     def _free_doubtful(self) -> None:
         """Free what was leased to a caller that was interrupted, or cut off for long. Raises StoreFailedError; then it
         is tried again."""
         with suppress(IndexError):  # another thread is at it too
             for _ in range(len(self._doubtful)):
-                doubt = asked, left = self._doubtful.popleft()
+                doubt = asked, counted, left = self._doubtful.popleft()
                 try:
                     rows = self._database.look(*asked)
                     if rows:
                         leases = [SharedLease(Place(row[1], row[0], row[2]), row[3], None) for row in rows]
-                        self.leases.free(leases, self.leases.counted(False))
+                        self.leases.free(leases, counted)
                 except BaseException:
                     self._doubtful.append(doubt)
                     raise
                 if left and not rows:
-                    self._doubtful.append((asked, left - 1))
+                    self._doubtful.append((asked, counted, left - 1))
 
     def count_expired(self, messages: Iterable[Message]) -> None:
         """Count messages that are gone, for their time was over."""
@@ -611,7 +615,8 @@ class SharedStore:
         try:
             self.leases.free(leases, self.leases.counted(False))
         except AnabranchError:
-            self._doubtful.extend((("taken", *lease.place, 1), DOUBTS) for lease in leases)
+            for lease in leases:
+                self._doubt("taken", *lease.place, 1)
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, which is in memory."""
@@ -783,7 +788,7 @@ class SharedStore:
         try:
             rows = self._database.change(lambda ask: ask("take_again", *given))
         except BaseException:
-            self._doubtful.append((("taken", *place, 1), DOUBTS))
+            self._doubt("taken", *place, 1, counted=0)  # it was, when it was leased before
             raise
         if not rows:
             raise UnknownMessageError(f"message {seq} of {destination}, or another of its group, is leased to another")
