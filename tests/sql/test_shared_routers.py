@@ -339,6 +339,44 @@ def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
     message.ack()
 
 
+def test_an_outcome_that_was_seen_is_known_though_the_answer_to_what_removes_it_is_lost(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router,) = opened(shared, "a")
+    database = store_of(router)._database
+    look, lost = database.look, [StoreFailedError("it is cut off")]
+
+    def losing(name: str, *given: Any) -> Any:
+        rows = look(name, *given)
+        if name == "disconnect" and lost:
+            raise lost.pop()
+        return rows
+
+    monkeypatch.setattr(database, "look", losing)
+    with connected(shared, autocommit=True) as other:
+        other.execute("INSERT INTO shared_connections (number, last, router, made) VALUES (-1, 7, 0, 0)")
+    assert database._ended(-1, 7, StoreFailedError("it was cut off")) == (7, [])
+    assert not lost
+
+
+def test_a_message_whose_id_is_forgotten_as_it_is_found_is_stored(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router,) = opened(shared, "a")
+    queue, store = router.queue("q"), store_of(router)
+    queue.send(b"1", message_id="x")
+    look = store._database.look
+
+    def forgetting(name: str, *given: Any) -> Any:
+        if name == "id_of":
+            look("delete_ids", given[0])
+        return look(name, *given)
+
+    monkeypatch.setattr(store._database, "look", forgetting)
+    assert not queue.send(b"2", message_id="x").duplicate
+    assert bodies(router) == [b"1", b"2"]
+
+
 def test_a_router_that_comes_removes_what_others_left_of_their_connections(shared: Shared) -> None:
     opened(shared, "a")
     with connected(shared, autocommit=True) as database:

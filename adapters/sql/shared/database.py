@@ -244,11 +244,11 @@ class SharedDatabase(Database):
 
     def _ended(self, number: int, token: int, cause: AnabranchError) -> tuple[int, list[int]]:
         """Return what a connection's row has, which is removed (D12). Raises OutcomeUnknownError."""
-        deadline = time.monotonic() + self._outcome_timeout
+        deadline, found = time.monotonic() + self._outcome_timeout, list[Any]()
         while True:
             try:
                 # The answer to the second may be lost, too: then it is not there the next time.
-                found = [one for one in self.look("last", number) if one[0] == token]
+                found = found or [one for one in self.look("last", number) if one[0] == token]
                 gone = self.look("disconnect", number)
             except AnabranchError:
                 if time.monotonic() >= deadline:

@@ -196,15 +196,17 @@ class Sending:
         name, packed = _name(message), _packed(message)
         self._named += self._is_named(message)
         how = ("requeued" if message.requeued else "named") if self._is_named(message) else "one"
-        found = store(
-            f"send_topic_{how}" if self._is_topic(number) else f"send_{how}", number, name, message.deliver_at_ms,
-            message.expires_at_ms, message.priority, _group(message), packed, message.body,
-        )  # fmt: skip
-        if found:
-            self._note(stored, number, found[0], _size(message.body, packed))
-        else:
-            ((seq,),) = look("id_of", number, name)
-            stored.seqs.append((seq, type(message.message_id) is not MadeId))
+        while True:  # an id that was known may be forgotten before it is looked up
+            found = store(
+                f"send_topic_{how}" if self._is_topic(number) else f"send_{how}", number, name, message.deliver_at_ms,
+                message.expires_at_ms, message.priority, _group(message), packed, message.body,
+            )  # fmt: skip
+            if found:
+                self._note(stored, number, found[0], _size(message.body, packed))
+                return
+            for (seq,) in look("id_of", number, name):
+                stored.seqs.append((seq, type(message.message_id) is not MadeId))
+                return
 
     def _note(self, stored: Stored, number: int, row: Sequence[Any], size: int) -> None:
         """Note the row of a message that was stored: its seq and whether somebody waits; or for a topic, the
