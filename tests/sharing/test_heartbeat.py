@@ -245,6 +245,28 @@ def test_a_listener_goes_on_with_the_owner(striking: Striking) -> None:
         listener.close()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_listener_that_is_closed_meanwhile_takes_nothing(striking: Striking, dies: bool) -> None:
+    """The owner hears of its end once it goes on; the next one does not begin it again."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        listener = router.queue("q").listen(lambda message: None, credit=9)
+        with stopped(striking):
+            with pytest.raises(StoreFailedError):
+                router.queue("q").depth()
+            assert not listener.close()
+            if dies:
+                striking.kill()
+        goes_on(other)
+        other.queue("q").send(b"x")
+        message = take(other.queue("q"), PATIENCE)
+        assert (message.body, message.deliveries) == (b"x", 1)
+        eventually(
+            lambda: answers(router) and not any(one["listeners"] for one in sessions(router)), lambda: "it listens"
+        )
+        message.ack()
+
+
 def test_a_listener_that_begins_all_the_same_ends(striking: Striking) -> None:
     """Its caller has heard that it failed."""
     stores(striking, "journal")

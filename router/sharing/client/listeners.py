@@ -16,8 +16,9 @@ from ....adapters.core.messages import Message, note_received
 from ....adapters.core.service.listening import call, require_credit, tell_end
 from ....adapters.core.store_types import SubscriptionKey
 from ....adapters.system.background import shared
-from ....policies.errors import AnabranchError, ClosedError
+from ....policies.errors import AnabranchError, ClosedError, StoreFailedError
 from ..protocol import Call, Credit, Listen, Request, Unlisten
+from .exchange import RETRY_SECONDS
 
 
 class Listeners:
@@ -25,11 +26,12 @@ class Listeners:
 
     def __init__(
         self, ask: Callable[..., Any], later: Callable[[Callable[[], None]], None],
-        give_back: Callable[[list[str]], None],
+        schedule: Callable[[float, Callable[[], None]], None], give_back: Callable[[list[str]], None],
     ) -> None:  # fmt: skip
-        """`later` makes a call that asks. `give_back` gives back leases, by their tokens, as if nobody had held
-        them."""
+        """`later` makes a call that asks, `schedule` calls such a method in so many seconds. `give_back` gives back
+        leases, by their tokens, as if nobody had held them."""
         self._later = later
+        self.schedule = schedule
         self.ask = ask
         self.give_back = give_back
         self._listeners: dict[int, RemoteListener] = {}
@@ -54,7 +56,7 @@ class Listeners:
 
     def again(self) -> list[Request]:
         """Return the requests by which all begin at the next owner."""
-        return [one.again() for one in list(self._listeners.values())]
+        return [one.again() for one in list(self._listeners.values()) if not one.is_over]
 
     def lease_of(self, number: int) -> float | None:
         """Return the seconds for which a listener's messages are leased."""
@@ -79,7 +81,7 @@ class Listeners:
             listener.end(error)
 
     def end(self, number: int) -> None:
-        """End a listener. What it is given comes before the answer."""
+        """End a listener. What it is given comes before the answer. Raises StoreFailedError."""
         if number in self._listeners:
             with suppress(ClosedError):
                 self.ask(Unlisten(number))
@@ -118,7 +120,8 @@ class RemoteListener:
         """How many messages the owner may still give it, and how many it could give it since the beginning."""
         self._lock = threading.RLock()
         self._messages: deque[Message] = deque()
-        self._runs = self._calling = self._over = False
+        self._runs = self._calling = False
+        self.is_over: bool = False
         self._error: Exception | None = None
 
     def add_credit(self, more: int) -> None:
@@ -137,7 +140,7 @@ class RemoteListener:
         request, taken = Call("withdraw_credit", (self._begin.listener, most)), None
         with suppress(ClosedError):
             # An owner that has just come may be asked before it is told of the listener, and knows none.
-            while taken is None and not self._over and self._listeners.has(self._begin.listener):
+            while taken is None and not self.is_over and self._listeners.has(self._begin.listener):
                 taken = self._listeners.ask(request, self._withdrawn, self._withdrawn)
         return taken or 0
 
@@ -155,22 +158,32 @@ class RemoteListener:
     def close(self) -> bool:
         """End it; returns whether a callback runs."""
         with self._lock:
-            self._over = True
+            self.is_over = True
             calling = self._calling
-        self._listeners.end(self._begin.listener)
+        self._leave()
+        return calling
+
+    def _leave(self) -> None:
+        """Let the owner end it, and give back what it was given meanwhile: once the owner answers."""
+        try:
+            self._listeners.end(self._begin.listener)
+        except BaseException as error:
+            self._listeners.schedule(RETRY_SECONDS, self._leave)
+            if isinstance(error, StoreFailedError):
+                return
+            raise
         with self._lock:
             left = [message._note.token for message in self._messages]
             self._messages.clear()
         if left:
             self._listeners.give_back(left)
-        return calling
 
     def take(self, messages: list[Message]) -> None:
         """Take messages that have come. By the thread that reads."""
         with self._lock:
             self._wanted -= len(messages)
             self._messages += messages
-            if not self._over:
+            if not self.is_over:
                 self._run()
 
     def end(self, error: Exception) -> None:
@@ -187,7 +200,7 @@ class RemoteListener:
     def _call_all(self) -> None:
         while True:
             with self._lock:
-                if not self._messages or self._over:
+                if not self._messages or self.is_over:
                     self._runs = False
                     break
                 message = self._messages.popleft()
@@ -199,6 +212,6 @@ class RemoteListener:
                 self._calling = False
             del message
         error_of_end = self._error
-        if error_of_end is not None and not self._over:
-            self._over = True
+        if error_of_end is not None and not self.is_over:
+            self.is_over = True
             tell_end(self._on_end, error_of_end, self._begin.destination)

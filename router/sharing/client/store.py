@@ -69,7 +69,10 @@ class RemoteStore(RemoteLeases):
         self.name: str = directory.name
         self.owner = owner
         self.maps: RemoteMaps = RemoteMaps(self.call)
-        self._listeners = Listeners(self.ask, lambda call: self.connection.later(call), self._quietly)
+        self._listeners = Listeners(
+            self.ask, lambda call: self.connection.later(call),
+            lambda seconds, method: self.connection.schedule(seconds, method), self._quietly,
+        )  # fmt: skip
         self.on_event: Callable[[list[Any]], None] = lambda packed: None
         """Called with each event of the owner's router that it was asked for."""
         self._standing: list[Request] = []
