@@ -245,6 +245,21 @@ def test_a_listener_goes_on_with_the_owner(striking: Striking) -> None:
         listener.close()
 
 
+def test_a_listener_is_granted_credit_meanwhile(striking: Striking) -> None:
+    stores(striking, "journal")
+    taken: Queue[anabranch.Message[bytes]] = Queue()
+    with striking.client() as router, striking.client() as other:
+        listener = router.queue("q").listen(taken.put)
+        with stopped(striking):
+            listener.add_credit(1)  # it waits for the owner in vain
+            listener.add_credit(1)
+        goes_on(other)
+        other.queue("q").send_many([b"1", b"2", b"3", b"4"])
+        assert [taken.get(timeout=PATIENCE).body for _ in range(3)] == [b"1", b"2", b"3"]
+        assert answers(router) and listener.withdraw_credit(9) == 0 and taken.empty()
+        listener.close()
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_listener_that_is_closed_meanwhile_takes_nothing(striking: Striking, dies: bool) -> None:
     """The owner hears of its end once it goes on; the next one does not begin it again."""

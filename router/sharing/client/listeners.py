@@ -130,9 +130,16 @@ class RemoteListener:
         with self._lock:
             self._wanted += more
             self._granted += more
-            granted = self._granted
-        with suppress(ClosedError):
-            self._listeners.ask(Credit(self._begin.listener, granted))
+        self._tell_credit()
+
+    def _tell_credit(self) -> None:
+        """Tell the owner of all credit so far, once it answers: told again it changes nothing."""
+        try:
+            self._listeners.ask(Credit(self._begin.listener, self._granted))
+        except ClosedError:
+            pass
+        except StoreFailedError:
+            self._listeners.schedule(RETRY_SECONDS, self._tell_credit)
 
     def withdraw_credit(self, most: int) -> int:
         """Take back what the owner has not used, as Listener.withdraw_credit."""
