@@ -21,6 +21,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError
+from anabranch.router.sharing import protocol
 from anabranch.router.sharing.client import heartbeat
 from anabranch.router.sharing.owner import session
 from anabranch.router.sharing.protocol import pack
@@ -214,6 +215,76 @@ def test_what_an_owner_was_to_settle_that_dies_is_received_again(striking: Strik
         if how == "ack_nowait":
             message.release()
         assert take(other.queue("q"), PATIENCE).body == b"x"
+
+
+def test_votes_that_are_given_up_are_rolled_back(striking: Striking) -> None:
+    """The owner gives their messages back before they are cast, or is asked to while they stand: by chance."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send_many([b"%d" % n for n in range(8)])
+
+        def voting() -> anabranch.Transaction:
+            transaction = router.transaction()
+            transaction.ack(take(router.queue("q")))
+            transaction.send("done", b"t")
+            return transaction
+
+        transactions = [voting() for _ in range(8)]
+        with ThreadPoolExecutor(8) as threads, stopped(striking):
+            votes = [threads.submit(one.vote) for one in transactions]
+            assert all(isinstance(one.exception(PATIENCE), OutcomeUnknownError) for one in votes)
+        goes_on(other)
+        taken = [take(other.queue("q"), PATIENCE).body for _ in range(8)]
+        assert sorted(taken) == [b"%d" % n for n in range(8)]
+        assert {one.state for one in transactions} == {"rolled back"} and bodies(other, "done") == []
+
+
+def test_a_vote_that_is_interrupted_is_rolled_back(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        queue = router.queue("q")
+        queue.send(b"x")
+        transaction = router.transaction()
+        transaction.ack(take(queue))
+        unanswered = router._store.connection._unanswered  # type: ignore[attr-defined]
+
+        def is_asked(kind: type[protocol.Request]) -> bool:
+            return any(one.is_sent and type(one.request) is kind for one in list(unanswered.values()))
+
+        def interrupt() -> None:
+            eventually(lambda: is_asked(protocol.Commit))
+            os.kill(os.getpid(), signal.SIGINT)
+            eventually(lambda: is_asked(protocol.Cancel))
+            os.kill(pid, signal.SIGCONT)
+
+        pid = striking.stop()
+        with Parallel(interrupt), pytest.raises(KeyboardInterrupt):
+            transaction.vote()
+        assert take(other.queue("q"), PATIENCE).body == b"x"
+        assert transaction.state == "rolled back"
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_has_voted_ends_meanwhile(striking: Striking, end: str) -> None:
+    """A commit that was not sent is rolled back."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        router.queue("q").send(b"x")
+        transaction = router.transaction()
+        transaction.ack(take(router.queue("q")))
+        transaction.send("done", b"t")
+        transaction.vote()
+        with stopped(striking):
+            with pytest.raises(StoreFailedError):
+                router.queue("q").depth()
+            if end == "rollback":
+                transaction.rollback()
+            else:
+                with pytest.raises(StoreFailedError, match="Nothing was done"):
+                    transaction.commit()
+            assert transaction.state == "rolled back"
+        goes_on(other)
+        assert take(other.queue("q"), PATIENCE).body == b"x" and bodies(other, "done") == []
 
 
 def test_what_nobody_holds_is_given_back_once_the_owner_goes_on(striking: Striking) -> None:

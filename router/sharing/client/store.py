@@ -387,15 +387,29 @@ class RemoteStore(RemoteLeases):
         changes: Sequence[Change],
         xid: Xid | None = None,
     ) -> list[Any]:
-        """Send a whole transaction, to be committed, prepared under its xid, or to vote."""
+        """Send a whole transaction, to be committed, prepared under its xid, or to vote. A vote whose caller was
+        interrupted, or has given up, is rolled back."""
         outgoing = [(str(destination), self._packed(_checked(destination, message))) for destination, message in sends]
         leases: list[RemoteLease] = [message._note for message in acks]
         rejected: dict[str, tuple[str | None, str]] = {
             one.token: one.rejection for one in leases if one.rejection is not None
         }
         tokens, others = [one.token for one in leases], _destinations(acks)
-        answer: list[Any] = self.ask(Commit(False, xid, mode, outgoing, tokens, list(changes), others, rejected))
+        request = Commit(False, xid, mode, outgoing, tokens, list(changes), others, rejected)
+        on_late = (lambda answer: self.roll_back_later(answer[0], acks)) if mode == "vote" else None
+        try:
+            answer: list[Any] = self.ask(request, None, on_late)
+        except (KeyboardInterrupt, OutcomeUnknownError):
+            if on_late is not None:
+                self.connection.keep_reading()  # what comes late, though nobody may ask for anything any more
+            raise
         return answer
+
+    def roll_back_later(self, number: int, acks: Sequence[Message]) -> None:
+        """Let the owner roll back a transaction that has voted, once it answers."""
+        tokens = [message._note.token for message in acks]
+        request = Call("end_vote", (number, False, tokens, [], [], False))
+        self.connection.later(partial(self._quietly, tokens, request))
 
     def end_vote(
         self,
