@@ -10,11 +10,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ...adapters.system.conditions import Thread
 from ...policies.errors import AnabranchError, ClosedError, router_closed
 from ..sharing import protocol
 from ..sharing.client import heartbeat
@@ -59,8 +61,18 @@ class LoopConnection(Exchange):
     # Connecting
 
     def _greet(self) -> asyncio.Future[tuple[socket.socket, bytearray]]:
-        """Find the owner, on a thread: it may have to be started."""
-        return self.loop.run_in_executor(None, self._greeter.connect, self)
+        """Find the owner, which may have to be started, on a thread of its own: all of the loop's may wait for it."""
+        greeted: Future[tuple[socket.socket, bytearray]] = Future()
+        greeted.set_running_or_notify_cancel()
+
+        def greet() -> None:
+            try:
+                greeted.set_result(self._greeter.connect(self))
+            except BaseException as error:
+                greeted.set_exception(error)
+
+        Thread(greet, "share-greet").start()
+        return asyncio.wrap_future(greeted)
 
     def _link(self, sock: socket.socket, buffer: bytearray) -> None:
         if self.is_closed:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -536,6 +537,23 @@ def test_awaits_go_on_with_the_next_owner(striking: Striking) -> None:
         assert message is not None
         await message.ack()
         await free(queue, 600)
+
+    run(striking, test)
+
+
+def test_another_owner_is_found_while_all_threads_of_the_loop_wait_for_it(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        loop, queue = asyncio.get_running_loop(), router.queue("q")
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        await queue.declare()
+        receiving = asyncio.run_coroutine_threadsafe(queue.receive(None), loop)
+        waiting = asyncio.ensure_future(asyncio.to_thread(receiving.result, PATIENCE))
+        await asyncio.sleep(0)
+        striking.kill()
+        await queue.send(b"x")
+        message = await waiting
+        assert message is not None
+        await message.ack()
 
     run(striking, test)
 
