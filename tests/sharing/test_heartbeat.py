@@ -264,7 +264,7 @@ def test_a_vote_that_is_interrupted_is_rolled_back(striking: Striking) -> None:
         assert transaction.state == "rolled back"
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", "rollback", "sent"])
 def test_a_transaction_that_has_voted_ends_meanwhile(striking: Striking, end: str) -> None:
     """A commit that was not sent is rolled back."""
     stores(striking, "journal")
@@ -275,6 +275,11 @@ def test_a_transaction_that_has_voted_ends_meanwhile(striking: Striking, end: st
         transaction.send("done", b"t")
         transaction.vote()
         with stopped(striking):
+            if end == "sent":
+                with pytest.raises(OutcomeUnknownError):
+                    transaction.commit()
+                assert transaction.state == "of unknown outcome"
+                return
             with pytest.raises(StoreFailedError):
                 router.queue("q").depth()
             if end == "rollback":

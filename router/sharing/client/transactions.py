@@ -10,7 +10,7 @@ import msgspec
 from ....adapters.core.messages import Message, Outgoing
 from ....adapters.core.state.leases import ROLLED_BACK
 from ....adapters.core.store_types import Change
-from ....policies.errors import AnabranchError, StoreFailedError, TransactionError
+from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError, TransactionError
 from ....policies.names.destination import Destination
 from ...transactions.coordinator import Coordinator
 from ...transactions.global_transaction import GlobalTransaction
@@ -105,13 +105,15 @@ class RemoteCoordinator(Coordinator):
         number = self._votes.pop(transaction)
         sends, acks, changes = _parts(transaction)
         if commit:
+            transaction.alone = next(iter(transaction.participants.values()), None)
             transaction.move(IN_DOUBT)
         try:
             receipts = self._store.end_vote(number, commit, sends, acks, changes)
         except AnabranchError as error:
             if type(error) is StoreFailedError:  # the owner may have heard nothing of it
                 self._store.roll_back_later(number, acks)
-            transaction.decide(False)
+            if not isinstance(error, OutcomeUnknownError):
+                transaction.decide(False)
             if commit:
                 raise
             receipts = []
