@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.names.destination import Destination
 
-from .disk import PATIENCE, A, B, C, Disk, Parallel, T, bodies, drain, eventually, take
+from .disk import PATIENCE, A, B, C, Disk, Parallel, T, assert_whole, bodies, drain, eventually, take
 from .expiring import HOUR, Clock
 
 
@@ -45,6 +47,22 @@ class NewestContract:
         assert drain(store) == [b"0", b"1", b"2", b"3", b"4", b"5", b"7"]
         assert store.receive(A, 0, newest=True) is None
         assert bodies(store) == [b"6"]
+
+    @pytest.mark.parametrize("acked", [True, False])
+    def test_the_newest_of_a_group_leaves_the_others_once_each(self, store: Store, acked: bool) -> None:
+        """Who receives the newest meets the second of a group ahead of its turn, while it is fetched already."""
+        store.send_many(A, [Outgoing(b"x1"), Outgoing(b"x2"), Outgoing(b"b", group="g"), Outgoing(b"c", group="g")])
+        first = [newest(store), newest(store), take(store)]
+        assert [one.body for one in first] == [b"c", b"x2", b"x1"]
+        store.ack(first)
+        if acked:
+            assert drain(store) == [b"b"]
+        else:
+            for deliveries in (1, 2, 3):
+                one = take(store)
+                assert (one.body, one.deliveries) == (b"b", deliveries)
+                one.release()
+        assert_whole(store)
 
     def test_the_newest_of_each_of_many_queues(self, disk: Disk, store: Store, place: str) -> None:
         """Wherever the last messages of a queue are among those of others, and whoever holds some."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+
 import pytest
 
+from anabranch.adapters.core.operations.changes import Ack
+from anabranch.adapters.core.record.place import SEQ
 from anabranch.adapters.core.state.delivery import Delivery
 from anabranch.adapters.core.state.leases import LEASED, LEAVING, Receiver
 from anabranch.policies.errors import StoreFullError, UnknownMessageError
@@ -65,3 +69,23 @@ def test_an_empty_one_has_nothing() -> None:
         store = disk.create()
         channel = store._engine.catalog.state(A).channel
         assert not delivery.lease(channel, store.backend, Receiver())
+
+
+def test_one_that_is_fetched_and_has_returned_is_given_once() -> None:
+    """Its place may be one object in both: a backend may keep it."""
+    with onefile() as disk:
+        store = disk.create()
+        store.send_many(A, [b"1", b"2", b"3"])
+        channel, delivery = store._engine.catalog.state(A).channel, store._engine.delivery
+        with store._engine.lock:
+            delivery.first(channel, store.backend)
+            assert channel.first.ready is not None
+            place = channel.first.ready[1]
+            channel.returned_places[place[SEQ]] = place
+            heapq.heappush(channel.returned, place[:2])
+        given = []
+        while delivery.lease(channel, store.backend, receiver := Receiver()):
+            assert receiver.lease is not None
+            given.append(receiver.lease.seq)
+            store._sending.write([Ack(channel.state, receiver.lease.seq, 0)])
+        assert given == [1, 2, 3]

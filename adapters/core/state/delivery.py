@@ -111,15 +111,13 @@ class Delivery:
         place = self.first(channel, rows)
         if place is None:
             return False
-        returned = channel.returned
-        if returned and channel.returned_places.get(returned[0][1]) is place:
-            self._give(channel, place, receiver)
-            heapq.heappop(returned)
-            channel.returned_places.pop(place[SEQ], None)
+        ready = self._fetch(channel, rows) if self._priorities else channel.first.ready
+        if ready and ready[0][SEQ] == place[SEQ]:
+            self._give_first(channel, ready, receiver)  # if it has returned, too, that is dropped by who meets it
         else:
-            ready = channel.first.ready or self._fetch(channel, rows)
-            assert ready
-            self._give_first(channel, ready, receiver)
+            self._give(channel, place, receiver)
+            heapq.heappop(channel.returned)
+            channel.returned_places.pop(place[SEQ], None)
         return True
 
     def lease_newest(self, channel: Channel, rows: Rows, receiver: Receiver, highest: int) -> bool:
