@@ -39,7 +39,9 @@ def settle(survey: Survey, files: SegmentFiles) -> None:
     """Put on disk what is read above the watermark, before anybody sees it (rules J3, J5).
 
     Equal bytes are written again in place: after a SIGKILL the page cache may hold what the disk does not, and after a
-    failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was.
+    failed fsync its pages may be clean all the same. Writing makes them dirty, whichever it was. So may the names of
+    files be: that of the newest segment, in which the log goes on if it is empty, and those in the pool, into which the
+    next header is written.
     """
     for segment, position, end in survey.unsynced:
         if position < end:
@@ -50,6 +52,7 @@ def settle(survey: Survey, files: SegmentFiles) -> None:
                 position += len(data)
             sync_data(file.fd)
     files.clean()
+    files.sync_names(files.names())
 
 
 def resume_in(survey: Survey) -> bool:
