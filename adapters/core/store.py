@@ -170,6 +170,7 @@ class Store:
         parts = Parts(
             engine, self._writer, self, self.directory, self._index_directory,
             getattr(self.options, "file_mode", None), self.sync, self._sending, self._settling,
+            self._lease_times,
         )  # fmt: skip
         engine.features = [feature(parts) for feature in FEATURES]
         self.limited = engine.quotas is not None

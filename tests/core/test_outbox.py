@@ -12,10 +12,13 @@ from anabranch.adapters.core.backend.outbox_rows import EndListener, Entry, Writ
 from anabranch.adapters.core.features import outbox
 from anabranch.adapters.core.features.outbox import EntriesDone, Outbox
 from anabranch.adapters.core.operations.table import Table
+from anabranch.adapters.core.state.gates import Gate
+from anabranch.adapters.core.state.leases import Lease
 from anabranch.policies.errors import StoreFailedError, StoreFullError, TransactionError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A, B, bodies, eventually, take
+from ..contract.leasing import LONG, Lasting, timed
 from .made import memory
 
 
@@ -83,7 +86,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 def give_outbox(store: Store, rows: Rows) -> None:
     """Let callers of a store in memory write into such a database."""
-    made = Outbox(store, store._engine, store._sending, store._settling, rows)
+    made = Outbox(store, store._engine, store._sending, store._settling, store._lease_times, rows)
     store._engine.outbox = made
     store._engine.hooks.settling = (made.settle,)
 
@@ -187,6 +190,62 @@ def test_a_connection_that_refuses(rows: Rows, store: Store) -> None:
     assert not store.is_enlisted(B)
     message.release()
     assert take(store).body == b"1"
+
+
+def test_an_ack_that_is_refused_after_the_leases_time_frees_the_message(
+    rows: Rows, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's database has had it wait, and its lease was over meanwhile, or was extended before."""
+    lasting = Lasting(monkeypatch)
+
+    def refused(*_: object) -> None:
+        lasting.go_on(store)
+        raise ValueError("no")
+
+    monkeypatch.setattr(rows, "put", refused)
+    store.send_many(A, [b"1", b"2"])
+    messages = [timed(store, LONG) for _ in range(2)]
+    messages[1].extend(3 * LONG)
+    with pytest.raises(ValueError, match="no"):
+        store.ack_within(Caller("one"), messages)
+    with pytest.raises(UnknownMessageError, match="ran out"):
+        messages[0].ack()
+    lasting.go_on(store, 0)
+    assert (take(store).body, store.receive(A, 0)) == (b"1", None)
+    lasting.go_on(store)
+    assert (take(store).body, store.receive(A, 0)) == (b"2", None)
+
+
+@pytest.mark.parametrize("how", ["refused", "rolled back"])
+def test_what_is_claimed_while_its_queue_is_about_to_move_is_free_once_that_is_given_up(
+    rows: Rows, store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The move sees that the transaction has claimed it, and gives way."""
+    store.send(A, b"1")
+    message, caller, frozen = take(store), Caller("one"), dict[Lease, int]()
+    delivery, channel = store._engine.delivery, store._engine.catalog.state(A).channel
+
+    def moves(*_: object) -> None:
+        assert delivery.freeze([channel], Gate(A), frozen)
+        raise ValueError("no")
+
+    with monkeypatch.context() as patches:
+        if how == "refused":
+            patches.setattr(rows, "put", moves)
+            with pytest.raises(ValueError, match="no"):
+                store.ack_within(caller, [message])
+        else:
+            store.ack_within(caller, [message])
+            with pytest.raises(ValueError, match="no"):
+                moves()
+    rows.end(caller, commits=False)
+    drain(store)
+    assert store.is_enlisted(A)
+    for lease, hold in frozen.items():  # LiveCopy.abandon
+        lease.hold = hold
+    drain(store)
+    assert take(store).deliveries == 2
+    assert not store.is_enlisted(A)
 
 
 def test_what_is_claimed_is_nobody_elses(rows: Rows, store: Store) -> None:

@@ -102,6 +102,11 @@ class LeaseTimes:
             if until < time.queued:  # the entry that there is comes too late
                 self._enter(lease, until)
 
+    def unclaimed(self, lease: Lease) -> None:
+        """Look after a lease again that is LEASED after it was CLAIMED: meanwhile nobody looked when it ends (H6)."""
+        if lease.time_limit is not None:
+            self._enter(lease, lease.time.until)
+
     def _enter(self, lease: Lease, at: float) -> None:
         time = lease.time_limit
         assert time is not None

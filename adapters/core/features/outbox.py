@@ -36,6 +36,7 @@ from ...system.conditions import Event
 from ..backend.outbox_rows import Caller, Entry, OutboxRows, OutboxTable, SharesDatabase, Written
 from ..engine.engine import Engine
 from ..engine.hooks import Feature
+from ..engine.lease_times import LeaseTimes
 from ..messages import LargeBody, Message, MessageStore, Outgoing, Readable, Receipt, require_leased
 from ..operations.branches import send_of
 from ..operations.changes import Ack, Change, Send, acks_of
@@ -45,7 +46,7 @@ from ..record.place import is_volatile
 from ..service.sending import Sending
 from ..service.settling import Settling
 from ..state.gates import MovedError
-from ..state.leases import CLAIMED, LEASED, LEAVING, Lease
+from ..state.leases import CLAIMED, LEASED, LEAVING, MOVING, Lease
 from ..state.limits import Grant, release
 from .parts import Parts
 
@@ -122,7 +123,7 @@ class OutboxFeature(Feature):
         parts, engine = self._parts, self._parts.engine
         rows = engine.backend.outbox if isinstance(engine.backend, SharesDatabase) else None
         if rows is not None:
-            self._outbox = made = Outbox(parts.store, engine, parts.sending, parts.settling, rows)
+            self._outbox = made = Outbox(parts.store, engine, parts.sending, parts.settling, parts.lease_times, rows)
             engine.outbox = made
             engine.hooks.settling = (*engine.hooks.settling, made.settle)
             try:
@@ -143,10 +144,16 @@ class Outbox:
     """The outbox of one open store. Threads: all."""
 
     def __init__(
-        self, store: MessageStore, engine: Engine, sending: Sending, settling: Settling, rows: OutboxRows
+        self,
+        store: MessageStore,
+        engine: Engine,
+        sending: Sending,
+        settling: Settling,
+        lease_times: LeaseTimes,
+        rows: OutboxRows,
     ) -> None:
         self._store, self._engine = store, engine
-        self._sending, self._settling, self._rows = sending, settling, rows
+        self._sending, self._settling, self._lease_times, self._rows = sending, settling, lease_times, rows
         self._lock = threading.RLock()
         """Guards `_open` and what is in it; never held over a call of the backend. A signal handler may come back."""
         self._open: dict[str, _Open] = {}
@@ -234,7 +241,10 @@ class Outbox:
                     one.left.discard(entry.number)
                     one.acks.pop(entry.number, None)
                 for lease in claimed:
-                    self._engine.delivery.move(lease, CLAIMED, LEASED)
+                    if self._engine.delivery.move(lease, CLAIMED, LEASED):
+                        self._lease_times.unclaimed(lease)
+                    else:  # it is about to move to another store: free once the transaction is over
+                        one.acks[next(_numbers)] = lease
             raise
 
     def _claimed(self, one: _Open, message: Message, claimed: list[Lease]) -> Entry:
@@ -504,20 +514,23 @@ class Outbox:
 
     def _end(self, one: _Open) -> None:
         """End a transaction: all that it has committed is drained; what it has not is as if it had never been asked
-        for."""
-        with self._lock:
-            self._open.pop(one.caller.key, None)
-            leases = list({id(lease): lease for lease in one.acks.values()}.values())
-        for room in one.room:
-            release(room)
+        for. One that has claimed what is about to move to another store ends once that move has given way to it."""
         move = self._engine.delivery.move
+        with self._lock:
+            leases = list({id(lease): lease for lease in one.acks.values()}.values())
         try:
             free = [lease for lease in leases if move(lease, CLAIMED, LEAVING)]
             if free:
                 self._settling.give_back_taken(free)
-        except AnabranchError as error:  # the store has stopped: nobody holds anything
+        except AnabranchError as error:  # the store has stopped, say: nobody holds anything
             log.debug("store %s: what was claimed is not given back: %s", self._engine.name, error)
         finally:
+            stays = any(lease.hold in (CLAIMED, MOVING) and lease.is_held for lease in leases)
+            if not (stays and self._works()):
+                with self._lock:
+                    self._open.pop(one.caller.key, None)
+                for room in one.room:
+                    release(room)
             one.done.set()
 
 

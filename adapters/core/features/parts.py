@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..backend import Writer
 from ..engine.engine import Engine
+from ..engine.lease_times import LeaseTimes
 from ..messages import MessageStore
 from ..service.sending import Sending
 from ..service.settling import Settling
@@ -29,3 +30,4 @@ class Parts:
     """Store.sync."""
     sending: Sending
     settling: Settling
+    lease_times: LeaseTimes

@@ -218,7 +218,7 @@ class Settling:
         try:
             self._give_back(leases, delivered=True)
         except BaseException:
-            self._engine.delivery.put_back(leases, LEASED)
+            self._engine.delivery.put_back(leases, CLAIMED)
             raise
 
     def _give_back(self, leases: Sequence[Lease], delivered: bool, delay_ms: int | None = None) -> None:
