@@ -360,6 +360,22 @@ class GroupingContract:
         clock.offset_ms = HOUR
         assert drain(store, T, DESK.key) == [b"1", b"2"]
 
+    def test_groups_of_all_subscriptions_wait_for_another_try(
+        self, disk: Disk, clock: Clock, store: Store, place: str
+    ) -> None:
+        """More wait than there are messages."""
+        subscriptions = [Subscription(T, f"desk{n}") for n in range(3)]
+        for subscription in subscriptions:
+            store.subscribe(subscription)
+        store.send_many(T, of("g", b"1", b"2"))
+        for subscription in subscriptions:
+            take(store, T, subscription=subscription.key).release(delay=HOUR / 1000)
+        store = disk.later(store, place)
+        assert [all_bodies(store, T, subscription=one.key) for one in subscriptions] == [[], [], []]
+        clock.offset_ms = HOUR
+        for subscription in subscriptions:
+            assert drain(store, T, subscription.key) == [b"1", b"2"]
+
     def test_groups_of_transient_messages(self, clock: Clock, store: Store) -> None:
         """Of one group they are in one order with the others."""
         store.send_many(A, of("g", b"1"))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -240,7 +241,7 @@ class ChannelGroups:
         counted = channel.state if subscription is None else subscription
         rows = self._engine.rows
         if isinstance(rows, ScheduledRows) and (counted.total_delayed or channel.state.total_delayed):
-            for state, number, place in rows.due(DUE_MAX_MS, self._engine.catalog.messages):
+            for state, number, place in rows.due(DUE_MAX_MS, sys.maxsize):
                 if state is channel.state and number == channel.number and place[DELIVERIES]:
                     self.hold(place)  # it was given back before the store was opened
         channel.held = _Held(self, channel.held)
