@@ -14,7 +14,8 @@ from anabranch.adapters.core.migration import copying, live_copy
 from anabranch.adapters.core.migration.live_copy import GivenUpError, LiveCopy, volatile_count
 from anabranch.adapters.core.record.keys import put_of, removal_of
 from anabranch.adapters.core.state.gates import Gate, MovedError
-from anabranch.policies.errors import CorruptionError
+from anabranch.adapters.core.store_types import Settlement
+from anabranch.policies.errors import CorruptionError, StoreFailedError, UnknownMessageError
 
 from ..contract.disk import A, T, assert_whole, bodies, take
 from ..contract.keyed import M
@@ -211,6 +212,47 @@ def test_what_is_abandoned_is_as_it_was(both: Both) -> None:  # noqa: F811
     held.ack()
     both.source.send(A, b"10")
     assert [take(both.source).body for _ in range(10)] == [b"%d" % number for number in range(1, 11)]
+
+
+@pytest.mark.parametrize("fails", ["switch", "record"])
+def test_who_holds_what_has_moved_without_its_lease_is_told(
+    both: Both,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+) -> None:
+    """The target fails once the record says that the destination is there; or nobody can tell what the record says. An
+    ack in the source would be none."""
+    both.source.send_many(A, [b"1", b"2", b"3"])
+    held = [take(both.source) for _ in range(2)]
+    token = held[0].token
+    both.source.claim(held[1])
+    copy = LiveCopy(both.source, both.target, A)
+    copy.reserve()
+    copy.begin()
+    copy.follow(lambda count: None, lambda: None)
+    gate = Gate(A)
+    copy.close(gate)
+    assert copy.finish()
+
+    def failed() -> None:
+        raise StoreFailedError("EIO")
+
+    with monkeypatch.context() as patches:
+        if fails == "switch":
+            patches.setattr(both.target._engine, "check", failed)
+            with pytest.raises(StoreFailedError, match="EIO"):
+                copy.switch()
+        copy.abandon(keep=fails == "record")
+    gate.open()
+    for call in (held[0].ack, lambda: both.source.commit([], [held[1]])):
+        with pytest.raises(UnknownMessageError, match="moved to another store, or may have"):
+            call()
+    (error,) = both.source.settle([token], Settlement.ACK)
+    assert "moved to another store, or may have" in str(error)
+    both.later()
+    assert bodies(both.target) == [b"1", b"2", b"3"]
+    if fails == "record":
+        assert [take(both.source).body for _ in range(3)] == [b"1", b"2", b"3"], "if it counts in the end"
 
 
 def test_a_copy_that_differs(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -41,7 +41,7 @@ from ..record.encoding import name_of
 from ..record.place import DELIVERIES, OWN, SEQ
 from ..service.listening import Listener
 from ..state.gates import Gate
-from ..state.leases import MOVED, MOVING, Channel, DestinationState, Lease, Receiver, SubscriptionState
+from ..state.leases import LEFT_BEHIND, MOVED, MOVING, Channel, DestinationState, Lease, Receiver, SubscriptionState
 from ..state.rows import KeyedRows
 from .copying import PAGE, Bringing, Item, Stored, amount, digest, messages, pages, read, remove
 from .seq_map import SeqMap
@@ -389,15 +389,26 @@ class LiveCopy:
     # The end
 
     def switch(self) -> dict[Lease, Lease]:
-        """Let the target hold the destination from now on; return the leases there by those here."""
+        """Let the target hold the destination from now on; return the leases there by those here. Those without a
+        successor, all after an error, end: the record says the target already."""
         try:
             return self._switch()
         finally:
-            for lease, hold in self._frozen.items():  # what was not found, or all after an error, is held no more
-                if lease.hold == MOVING:
-                    lease.hold = hold
+            self._end_leases()
             self._switched = True
             self._let_go()
+
+    def _end_leases(self) -> None:
+        """End the leases that have not moved. An ack of theirs would be told as done, and the target would not know
+        it."""
+        left = {lease: hold for lease, hold in self._frozen.items() if lease.hold == MOVING}
+        with self._from.lock:
+            for lease in left:
+                for channel in lease.channels:
+                    self._from.delivery.end(channel, lease.seq)
+        for lease, hold in left.items():
+            lease.hold = hold
+        self._source._settling.note_ends(left, LEFT_BEHIND)
 
     def source_deleted(self) -> None:
         """Unmark the source's channels: what the source held has been deleted since the switch. Where nothing had ever
@@ -465,19 +476,23 @@ class LiveCopy:
 
     def abandon(self, keep: bool = False) -> None:
         """Abandon the move: all is as it was, and the copy is deleted, if that can be done: else, or if it is to be
-        kept, nobody is given anything of it as long as the target is open. May be called at any point, after the switch
-        too."""
+        kept, nobody is given anything of it as long as the target is open. Where it is kept it may be the one that
+        counts, so the leases end. May be called at any point, after the switch too."""
         if self._switched or not self._reserved:
             return
         self._reserved = False
         if not self._begun:
             self._to.sequencer.gates.pop(self._destination, None)
             return
+        if keep:
+            self._end_leases()
         for lease, hold in self._frozen.items():
             lease.hold = hold
         self._frozen.clear()
         with self._from.lock:
             for channel in self._channels(self._state):
+                if keep:
+                    channel.rewind()  # to what was held, if the record says in the end that it is here
                 channel.purging.discard(self._mark)
             if self._gate is not None and self._from.sequencer.gates.get(self._destination) is self._gate:
                 self._from.sequencer.gates.pop(self._destination)

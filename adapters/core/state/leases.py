@@ -30,6 +30,7 @@ ACKED: Final = "it was acked"
 RELEASED: Final = "it was released"
 REJECTED: Final = "it was rejected"
 ROLLED_BACK: Final = "a transaction that had it was rolled back, or has released it"
+LEFT_BEHIND: Final = "its destination has moved to another store, or may have, where others may receive it again"
 UNKNOWN: Final = (
     "it was acked or released, its lease ran out, its queue is gone, or its store was opened anew since, by the next "
     "process that owns the directory say"
