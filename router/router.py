@@ -746,7 +746,8 @@ class Router:
 
     def stats(self) -> RouterStats:
         """Return statistics of every store that exists; those that are not open are opened for it. An open store that
-        does not answer within a second is named in `unresponsive`; its latest answer stands for it, if there is one."""
+        does not answer within a second is named in `unresponsive`; its latest answer stands for it, if there is one. So
+        it does for a store that cannot be used, with the reason in its `failed`; without one its figures are 0."""
         self._begin("stats")
         stores, unresponsive = self._registry.stats()
         dropped = self._sweeper.dropped + sum(store.dropped for store in stores.values())

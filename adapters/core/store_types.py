@@ -117,7 +117,8 @@ class StoreStats:
     compactions: int = 0
     """Files of copies that were made since the store was opened."""
     failed: str | None = None
-    """Why the store has stopped itself, if it has."""
+    """Why the store cannot be used, if it cannot: it has stopped itself, could not be opened, or its database is away.
+    Counts are then the latest that are known, and 0 where none are."""
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict)
     """Messages that each durable subscription has yet to ack."""
     memory_bytes: int = 0

@@ -20,7 +20,7 @@ from ..api.dead_letter import dead_letter_of
 from ..api.topic import Subscriber
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
-from .output import echo_json, echo_result, echo_table, json_option, shortened, working
+from .output import echo_json, echo_result, echo_table, echo_warnings, json_option, shortened, working
 from .showing import (
     confirm,
     destination_in,
@@ -36,7 +36,8 @@ from .showing import (
 @click.command()
 @on_directory()
 @json_option
-def queues_command(config: Config, as_json: bool) -> None:
+@click.pass_context
+def queues_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """List the queues, and what is in them.
 
     `ready` counts the messages that a receiver would get. `leased` counts those that a receiver holds, and has yet to
@@ -44,6 +45,8 @@ def queues_command(config: Config, as_json: bool) -> None:
     letters that come from there. `oldest` is how long ago the message was sent that is received next. `bytes` are those
     of the messages, without bodies that are kept apart. Durable subscriptions of topics are listed too, as TOPIC NAME,
     with their topic's bytes.
+
+    What lies in a store that cannot be used is left out: a warning names the store, and the exit code is 1.
 
     Nothing is changed.
 
@@ -53,20 +56,30 @@ def queues_command(config: Config, as_json: bool) -> None:
       anabranch queues -c stores.yaml --json
     """
     with opened(config) as router:
+        failed = {name: store for name, store in router.stats().stores.items() if store.failed is not None}
         with working("Counting dead letters"):
-            rows = list(_rows(router))
+            rows = list(_rows(router, {destination for store in failed.values() for destination in store.destinations}))
         directory = router.config.directory
     if as_json:
-        echo_json({"directory": str(directory), "queues": rows})
-    elif not rows:
-        click.echo(f"{directory} holds no queues yet.")
-    else:
+        reasons = {name: store.failed for name, store in failed.items()}
+        echo_json({"directory": str(directory), "queues": rows, "failed": reasons})
+    elif rows:
         _print(rows)
+    elif not failed:
+        click.echo(f"{directory} holds no queues yet.")
+    if failed:
+        echo_warnings(
+            f"store {name} cannot be used; {count_of(len(store.destinations), 'destination')} left out: {store.failed}"
+            for name, store in failed.items()
+        )
+        ctx.exit(1)
 
 
-def _rows(router: Router) -> Iterator[dict[str, Any]]:
+def _rows(router: Router, left_out: set[Destination]) -> Iterator[dict[str, Any]]:
     dead = inspection_of(router).dead_letters()
     for destination in router.destinations():
+        if destination in left_out:
+            continue
         if destination.kind is Kind.QUEUE:
             row = row_of(router, router.queue(destination), dead[destination, None])
             if router.exists(destination):  # one that somebody only waited at is gone once its store is open

@@ -20,7 +20,7 @@ from ...policies.text import count_of, human_bytes
 from ..migration.plan import Move, plan_of
 from ..offline.repartition import repartition
 from ..placement.on_disk.in_force import known_configuration
-from ..router import inspection_of
+from ..router import RouterStats, inspection_of
 from ..upkeep.explanation import explain, is_ours
 from ..upkeep.explanation_text import render_text
 from ..upkeep.salvage import Salvaged, salvage
@@ -32,6 +32,7 @@ from .output import (
     echo_json,
     echo_result,
     echo_table,
+    echo_warnings,
     json_option,
     warnings_shown,
     working,
@@ -41,11 +42,15 @@ from .output import (
 @click.command()
 @on_directory()
 @json_option
-def stats_command(config: Config, as_json: bool) -> None:
+@click.pass_context
+def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
     Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
     opened.
+
+    A store that cannot be used is named in a warning, and the exit code is 1. Its latest figures are shown, if it gave
+    any.
 
     Nothing is created.
 
@@ -56,13 +61,20 @@ def stats_command(config: Config, as_json: bool) -> None:
     """
     with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
+    failed = {name: store.failed for name, store in stats.stores.items() if store.failed is not None}
     if as_json:
         stores = {name: _plain(store) for name, store in stats.stores.items()}
         echo_json({"directory": str(directory), "stores": stores, "unresponsive": list(stats.unresponsive)})
-        return
-    if not stats.stores:
+    elif stats.stores:
+        _print_stats(stats)
+    else:
         click.echo(f"{directory} holds no stores yet.")
-        return
+    echo_warnings(f"store {name} cannot be used: {reason}" for name, reason in failed.items())
+    if failed:
+        ctx.exit(1)
+
+
+def _print_stats(stats: RouterStats) -> None:
     rows = [("store", "kind", "messages", "delayed", "destinations", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():
         files = store.segments.get("active", 0) + store.segments.get("retained", 0) + store.segments.get("copies", 0)

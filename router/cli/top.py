@@ -140,7 +140,7 @@ def _lines(directory: Path, look: Look, before: Look | None, columns: int | None
     lines = [f"{datetime.now():%H:%M:%S}  {printable(str(directory))}, open in {owner}", ""]
     lines += _of_stores(look, before, columns) if look.stores else ["no stores yet"]
     lines += [
-        f"store {printable(store['store'])} has failed: {printable(store['failed'])}"
+        f"store {printable(store['store'])} cannot be used: {printable(store['failed'])}"
         for store in look.stores
         if store["failed"] is not None
     ]

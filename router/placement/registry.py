@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -552,14 +553,21 @@ class StoreRegistry:
 
     def stats(self) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         """Return the statistics of each store, by its name, and the names of the unresponsive ones. Stores that are not
-        open are opened for it."""
+        open are opened for it. Of a store that cannot be asked `failed` says why, beside its latest figures, if any."""
         while True:
-            rows = self.rows_by_name()
-            try:
-                return self._statistics.of(rows)
-            except PlacementError:
-                if all(row.store_id in self.table.stores for row in rows.values()):
-                    raise  # else a store was removed meanwhile
+            rows, errors = self.rows_by_name(), dict[str, BaseException]()
+            stores, unresponsive = self._statistics.of(rows, errors)
+            for error in errors.values():
+                if isinstance(error, ClosedError) or not isinstance(error, (AnabranchError, OSError)):
+                    raise error
+            if all(rows[name].store_id in self.table.stores for name in errors):  # else it was removed meanwhile
+                stores |= {name: self._failed_stats(rows[name], stores.get(name), errors[name]) for name in errors}
+                return {name: stores[name] for name in rows if name in stores}, unresponsive
+
+    def _failed_stats(self, row: StoreRow, latest: StoreStats | None, error: BaseException) -> StoreStats:
+        known = latest or StoreStats(row.name, row.kind, 0, {}, leased=0, sends=0, acks=0, syncs=0, batches=0)
+        there = dict.fromkeys(self.table.destinations_in(row.store_id), 0) | dict(known.destinations)
+        return replace(known, destinations=there, failed=str(error))
 
     def synced_stats(
         self, rows: Mapping[str, StoreRow], errors: dict[str, BaseException]

@@ -30,11 +30,11 @@ class StoreStatistics:
         """The time (monotonic) since which a store has been asked and not answered."""
 
     def of(
-        self, rows: Mapping[str, StoreRow], errors: dict[str, BaseException] | None = None
+        self, rows: Mapping[str, StoreRow], errors: dict[str, BaseException]
     ) -> tuple[dict[str, StoreStats], tuple[str, ...]]:
         """Return the statistics of stores, by name, and the names of the unresponsive ones, for which the latest answer
-        stands, if any. Stores that are not open are waited for. A store's error is put into `errors`; without that it
-        is raised."""
+        stands, if any. Stores that are not open are waited for. A store's error is put into `errors`; its latest answer
+        stands, too."""
         seconds = ANSWER_SECONDS if self._seconds is None else self._seconds
         opened = {name: row for name, row in rows.items() if self._is_open(row)}
         answers = self._answers({name: row for name, row in rows.items() if name not in opened}, None, errors)
@@ -43,14 +43,14 @@ class StoreStatistics:
         answers |= self._answers(asked, seconds, errors)
         latest = {name: answers.get(name) or self._latest.get(name) for name in rows}
         self._latest = {name: stats for name, stats in latest.items() if stats is not None}
-        return dict(self._latest), tuple(name for name in rows if name not in answers and name not in (errors or ()))
+        return dict(self._latest), tuple(name for name in rows if name not in answers and name not in errors)
 
     def unanswered_seconds(self, name: str) -> float:
         """Return how long a store has been asked and not answered."""
         return monotonic() - self._unanswered.get(name, monotonic())
 
     def _answers(
-        self, rows: Mapping[str, StoreRow], timeout: float | None, errors: dict[str, BaseException] | None
+        self, rows: Mapping[str, StoreRow], timeout: float | None, errors: dict[str, BaseException]
     ) -> dict[str, StoreStats]:
         def ask(name: str) -> StoreStats:
             self._unanswered.setdefault(name, monotonic())
@@ -62,9 +62,7 @@ class StoreStatistics:
 
         answers: dict[str, StoreStats] = {}
         for name, stats, error in shared().for_each(rows, ask, timeout):
-            if error is not None and errors is None:
-                raise error
-            if error is not None and errors is not None:
+            if error is not None:
                 errors[name] = error
             if stats is not None:
                 answers[name] = stats

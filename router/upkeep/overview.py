@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters.core.store_types import Counts, StoreStats, SubscriptionKey
-from ...policies.errors import UnknownSubscriptionError
+from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination, Kind
 from ..api.dead_letter import dead_letter_of, dead_letter_queue
 from ..api.queue import Queue
@@ -27,9 +27,11 @@ LETTERS_MAX: Final = 50
 
 
 def dead_letters(registry: StoreRegistry) -> Counter[tuple[Destination, SubscriptionKey | None]]:
-    """Return the dead letters by where they come from: each dead-letter queue is walked once."""
+    """Return the dead letters by where they come from: each dead-letter queue is walked once, but in stores that have
+    failed."""
     found: Counter[tuple[Destination, Any]] = Counter()
-    for queue in _dead_letter_queues(registry):
+    failed = [stats.destinations for stats in registry.stats()[0].values() if stats.failed is not None]
+    for queue in _dead_letter_queues(registry).keys() - set().union(*failed):
         for message in Queue[Any](registry, queue).browse():
             letter = dead_letter_of(message)
             if letter is not None and letter.source != queue:
@@ -56,7 +58,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
     dead = _dead_letter_queues(registry)
     for name, stats in stores.items():
         there = {d: n for d, n in stats.destinations.items() if d.kind is not Kind.MAP}
-        waiting = longest_waiting(registry, stats)
+        waiting = longest_waiting(registry, stats) if stats.failed is None else ()
         of_dead = Counter({destination: n for destination, n in there.items() if n and destination in dead})
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
@@ -91,7 +93,7 @@ def by_waiting(one: Sequence[Any]) -> tuple[float, int]:
 
 
 def _since(registry: StoreRegistry, destination: Destination, key: SubscriptionKey | None) -> float | None:
-    with suppress(UnknownSubscriptionError):  # it has ended meanwhile
+    with suppress(AnabranchError):  # it has ended meanwhile, or its store has failed
         counts: Counts = registry.for_held(destination, lambda store: store.counts(destination, key), Counts(0, 0))
         if counts.oldest_ready_seconds is not None:
             return time.monotonic() - counts.oldest_ready_seconds

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch import Config, Router, SqlOptions, StoreConfig, Xid
+from anabranch import Config, JournalOptions, Router, SqlOptions, StoreConfig, Xid
 from anabranch.router.cli.app import app
+from anabranch.router.cli.ui.figures import Figures
 from anabranch.router.placement import registry
 
 from .test_slow_disk import Disk
@@ -78,6 +79,41 @@ def test_a_store_that_does_not_open_is_told_beside_the_others(tmp_path: Path) ->
     assert shown.exit_code == 1
     assert "store bad0: " in shown.stderr and str(segment) in shown.stderr
     assert "unavailable" in shown.stdout and "b " in shown.stdout
+
+
+def test_a_store_that_does_not_open_hides_no_figures_of_others(tmp_path: Path) -> None:
+    """Invariant 7, of those who look on."""
+    directory = str(tmp_path / "data")
+    stores = [
+        StoreConfig("bad0", ["a.>"], journal=JournalOptions(dead_letter="a.dead")),
+        StoreConfig("b", ["b.>"], journal=JournalOptions(dead_letter="b.dead")),
+    ]
+    with anabranch.open(Config(tmp_path / "data", stores)) as router:
+        for name in ("a.x", "a.dead", "b.x", "b.dead"):
+            router.queue(name).send(b"x" * 1000)
+    (segment,) = (tmp_path / "data/stores/bad0/journal").glob("*.seg")
+    segment.write_bytes(bytes(4096) + segment.read_bytes()[4096:])
+    with anabranch.open(Config(tmp_path / "data", stores)) as router:
+        for _ in range(2):
+            found = router.stats()
+            assert list(found.stores) == ["b", "bad0"] and found.unresponsive == ()
+            bad, good = found.stores["bad0"], found.stores["b"]
+            assert str(segment) in str(bad.failed) and (bad.kind, bad.messages) == ("journal", 0)
+            assert set(map(str, bad.destinations)) == {"queue://a.x", "queue://a.dead"}
+            assert (good.failed, good.messages) == (None, 2)
+        look = Figures(router, bodies=False).look()
+        assert [row[0] for row in look["stores"]["rows"]] == ["b", "bad0"] and str(segment) in look["notes"][0]
+        assert [row[0] for row in look["destinations"]["rows"]] == ["b.x"]
+    with pytest.raises(anabranch.ClosedError):
+        router.stats()
+    for command in ("queues", "stats"):
+        shown, plain = (CliRunner().invoke(app, [command, directory, *more]) for more in ([], ["--json"]))
+        assert (shown.exit_code, plain.exit_code) == (1, 1)
+        assert "\nb" in shown.stdout and "a.x" not in shown.stdout
+        assert shown.stderr.startswith("Warning: store bad0 cannot be used") and str(segment) in shown.stderr
+        assert str(segment) in plain.stdout and "b.x" in plain.stdout
+    top = CliRunner().invoke(app, ["top", directory, "--once", "--interval", "100ms"])
+    assert top.exit_code == 0 and "\nb " in top.stdout and "store bad0 cannot be used: " in top.stdout
 
 
 def test_a_store_whose_disk_hangs_is_stalled(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from anabranch.adapters.sql.database import create_tables
 from anabranch.adapters.sql.database.schema import VERSION
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
+from anabranch.router.router import inspection_of
 
 from ..contract.disk import PATIENCE, A, B, Parallel, bodies, eventually, take
 from ..shares import Share
@@ -380,6 +381,32 @@ def test_other_stores_never_notice(routed: anabranch.Router, wire: Wire) -> None
         thread.join()
     wire.join()
     routed.queue("s.a").send(b"1")
+
+
+@pytest.fixture
+def shop(postgres_url: str, wire: Wire, tmp_path: Path) -> Iterator[anabranch.Router]:
+    """A router over a shared store, which the wire leads to, and a journal."""
+    options = anabranch.SqlOptions(url=wire.url(postgres_url), shared=True, outcome_timeout=0.5)
+    stores = [anabranch.StoreConfig("shop", ["queue://s.>"], sql=options), anabranch.StoreConfig("journal", [">"])]
+    with anabranch.open(anabranch.Config(tmp_path / "data", stores)) as router:
+        yield router
+        wire.close()
+
+
+def test_a_shared_store_that_is_away_hides_no_figures_of_others(shop: anabranch.Router, wire: Wire) -> None:
+    shop.queue("s.a").send(b"x")
+    shop.queue("j.a").send(b"x")
+    shop.stats()
+    wire.sever()
+    for _ in range(2):
+        stores = shop.stats().stores
+        assert "cannot be used now" in str(stores["shop"].failed) and stores["shop"].messages == 1, "what it said last"
+        assert (stores["journal"].failed, stores["journal"].messages) == (None, 1)
+        rows = {row["store"]: row for row in inspection_of(shop).stores()}
+        assert rows["shop"]["failed"] and rows["journal"]["oldest_ready_seconds"] is not None
+    assert {one.name: one.state for one in shop.health().stores} == {"shop": "failed", "journal": "ok"}
+    wire.join()
+    eventually(lambda: shop.stats().stores["shop"].failed is None)
 
 
 @pytest.mark.parametrize("how", STOPS)

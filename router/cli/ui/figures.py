@@ -106,7 +106,7 @@ class Figures:
             ),
             "notes": [
                 *(f"Store {name} does not answer; these are old figures." for name in stats.unresponsive),
-                *(f"Store {one['store']} has failed: {one['failed']}" for one in look.stores if one["failed"]),
+                *(f"Store {one['store']} cannot be used: {one['failed']}" for one in look.stores if one["failed"]),
             ],
         }  # fmt: skip
 

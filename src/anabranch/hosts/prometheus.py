@@ -8,7 +8,8 @@
 
 Nothing is counted for it: each scrape asks `router.stats()` and `router.health()`, which costs each store a sync. A
 store whose disk hangs holds up one scrape by some seconds; then it is told as one that is not up, with its latest
-figures. Labels are the names of stores in the configuration: those of one that is made per destination are one.
+figures. So is one that has failed. Of one that could never be asked there are no figures. Labels are the names of
+stores in the configuration: those of one that is made per destination are one.
 
 Counts begin anew when a store is opened, as Prometheus expects of counters. Needs the extra `prometheus`.
 """
@@ -30,7 +31,7 @@ __all__ = ["RouterCollector", "register"]
 
 _BOUNDS: Final = (*map(str, Durations.BOUNDS), "+Inf")
 _GAUGES: Final = {
-    "store_up": "1: the store can be used, as router.health() says. 0: it has failed, or waits for its disk.",
+    "store_up": "1: the store can be used, as router.health() says. 0: it has failed, does not open, or hangs.",
     "oldest_message_age_seconds": "Age of the oldest message that is received next; absent without one.",
     "free_bytes": "Free on the disk of the store's directory.",
     "waiting_receivers": "Receivers and listeners that wait for a message.",
@@ -72,6 +73,8 @@ class RouterCollector(Collector):
                 figures[key] = worst(before, value) if worst is not None else before + value
 
         for name, one in stats.stores.items():
+            if one.failed is not None and not one.messages:
+                continue  # it has told nothing yet, it may be
             note("messages", name, max(0, one.messages - one.leased - one.delayed), "ready")
             note("messages", name, one.leased, "leased")
             note("messages", name, one.delayed, "delayed")

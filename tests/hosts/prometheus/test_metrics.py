@@ -127,6 +127,21 @@ def test_a_disk_that_hangs_holds_up_one_scrape(router: anabranch.Router, monkeyp
         assert time.monotonic() < deadline
 
 
+def test_a_store_that_does_not_open_hides_no_other(router: anabranch.Router) -> None:
+    for name in ("orders.new", "tenant.a"):
+        router.queue(name).send(b"x" * 1000)
+    config = router.config
+    router.close()
+    (segment,) = (config.directory / "stores/orders/journal").glob("*.seg")
+    segment.write_bytes(bytes(4096) + segment.read_bytes()[4096:])
+    with anabranch.open(config) as again:
+        for _ in range(2):
+            found = scraped(again)
+            assert (found["store_up", "orders", ""], found["store_up", "tenants", ""]) == (0, 1)
+            assert ("messages", "orders", "ready") not in found, "nothing is known of it"
+            assert found["messages", "tenants", "ready"] == 1
+
+
 def test_rules_and_dashboard_ask_for_what_is_told(router: anabranch.Router) -> None:
     router.queue("orders.new").send(b"x")
     told = {f"anabranch_{name}" for name, *_ in scraped(router)}
