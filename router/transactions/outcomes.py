@@ -41,7 +41,7 @@ class InDoubt:
     outcome: Outcome | None
     """`commit` or `rollback` if that is decided and a store has yet to carry it out."""
     stores: tuple[str, ...]
-    """The stores in which it waits."""
+    """The stores in which it waits, and the one whose own commit decides, if that cannot be asked."""
     reason: str
     """The reason why it waits, and what to do."""
     sends: int
@@ -187,6 +187,8 @@ class Outcomes:
 
     def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:
         why = self._resolver.outcome_of(transaction)
+        if why and transaction.primary:
+            stores.add(self._registry.name_of(transaction.primary))
         if not why and transaction.recorded:
             why = "decided; these stores cannot carry it out now, and try again until they can"
         why = why or "it was never decided; its stores roll it back soon"

@@ -56,7 +56,7 @@ class Health:
     in_doubt: int
     """Prepared transactions that wait: for their manager, for a store, or for an operator."""
     for_operator: int
-    """Those of them that wait for no manager."""
+    """Those of them that have no outcome, and wait neither for a manager nor for a store that is not `ok`."""
     decision_log: str | None
     """Why transactions over several stores are refused; None: they are not."""
 
@@ -104,7 +104,8 @@ def health(
     hangs."""
     stores = stores_health(registry)
     waiting = in_doubt() if all(store.state != "stalled" for store in stores) else []
-    for_operator = sum(one.xid is None for one in waiting)
+    away = {store.name for store in stores if store.state != "ok"}
+    for_operator = sum(one.xid is None and one.outcome is None and away.isdisjoint(one.stores) for one in waiting)
     damage = None if decision_log is None else str(decision_log)
     ok = all(store.state == "ok" for store in stores) and not for_operator and damage is None
     return Health(ok, tuple(stores), len(waiting), for_operator, damage)

@@ -409,6 +409,26 @@ def test_a_shared_store_that_is_away_hides_no_figures_of_others(shop: anabranch.
     eventually(lambda: shop.stats().stores["shop"].failed is None)
 
 
+@pytest.mark.parametrize("cut", [b"", b"COMMIT"], ids=["before", "commit"])
+def test_what_waits_for_a_database_waits_for_no_operator(shop: anabranch.Router, wire: Wire, cut: bytes) -> None:
+    shop.queue("s.a").send(b"x")
+    message = shop.queue("s.a").receive()
+    assert message is not None
+    if cut:
+        wire.cut_at(cut, acted_on=True, stay=True)
+    else:
+        wire.sever()
+    with pytest.raises(anabranch.AnabranchError), shop.transaction() as tx:
+        tx.ack(message)
+        tx.send("j.a", b"x")
+    health = shop.health()
+    assert health.in_doubt == 1, shop.in_doubt()
+    assert (health.ok, health.for_operator) == (False, 0), shop.in_doubt()
+    wire.join()
+    eventually(lambda: shop.health().in_doubt == 0)
+    assert shop.health().ok
+
+
 @pytest.mark.parametrize("how", STOPS)
 def test_eight_threads_while_the_server_goes_down_and_comes_back(
     postgres: PostgresServer, tmp_path: Path, how: str

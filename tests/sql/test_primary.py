@@ -211,6 +211,7 @@ def test_while_the_primary_cannot_be_asked_it_is_in_doubt(
         move(router)
     (one,) = router.in_doubt()
     assert "store 'primary', whose own commit decides, cannot be asked now: the network is gone" in one.reason
+    assert "primary" in one.stores, "it waits for that"
     assert ready(router, "a.q") == [] and bodies(router, "a.p") == []
     gone.clear()
     wait_settled(router)

@@ -204,6 +204,7 @@ class TestDamage:
                 (waiting,) = router.in_doubt()
                 assert (waiting.xid, waiting.outcome, waiting.stores) == (None, None, ("a", "b"))
                 assert "cannot be read" in waiting.reason
+                assert router.health().for_operator == 1
                 assert state(router) == BEFORE
                 message = take(router, "a.in")
                 assert message.body == b"2"

@@ -124,7 +124,7 @@ class RouterCollector(Collector):
         )
         yield GaugeMetricFamily(
             "anabranch_transactions_for_operator",
-            "Those of them that wait for no manager: somebody has to decide.",
+            "Those of them that wait for no manager and no store: somebody has to decide.",
             health.for_operator,
         )
 
