@@ -39,7 +39,7 @@ from .index.index import Index
 from .recovery.opening import Opened
 from .recovery.salvage import LossReport, LostMessage, LostRecords, find_losses, lost_in, store_id_of
 
-NOTHING: Final = "nothing: it is made anew"
+NOTHING: Final = "nothing: it can be made anew"
 SHOWN: Final = 20
 """Lost messages that are named of each damage."""
 

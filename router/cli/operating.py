@@ -215,8 +215,8 @@ def _verified(directory: Path, found: Verified) -> list[str]:
     if found.damages:
         lines.append(
             f"{count_of(len(found.damages), 'place')} damaged. Restore {directory} from a backup, all of it from one "
-            f"moment; or make a directory of all that can be read: anabranch salvage {directory} --to NEW. Where "
-            "nothing is lost the next open mends it."
+            f"moment; or make a directory of all that can be read: anabranch salvage {directory} --to NEW. Before "
+            "that a store may not open, even where nothing is lost; on_corruption: salvage mends a journal as it opens."
         )
     else:
         lines.append(f"{directory} is whole. Stores that were verified: {names}.")

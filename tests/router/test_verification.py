@@ -161,6 +161,23 @@ def test_it_says_what_is_lost_and_changes_nothing(data: Path) -> None:
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
 
 
+def test_it_does_not_promise_that_a_store_opens_from_which_nothing_is_lost(data: Path, tmp_path: Path) -> None:
+    segment = sorted((data / "stores/a/journal").glob("*.seg"))[-1]
+    content = bytearray(segment.read_bytes())
+    content[16] ^= 1
+    segment.write_bytes(content)
+    result = CliRunner().invoke(app, ["verify", str(data)])
+    assert result.exit_code == 1 and f"{segment} at offset 0: the file's header is damaged" in result.stdout
+    assert "lost: nothing: it can be made anew" in result.stdout and "was made" not in result.stdout
+    assert "may not open, even where nothing is lost" in result.stdout
+    with anabranch.open(config(data)) as router, pytest.raises(anabranch.CorruptionError):
+        router.queue("a.x").depth()
+    mended = tmp_path / "mended"
+    assert CliRunner().invoke(app, ["salvage", str(data), "--to", str(mended)]).exit_code == 0
+    with anabranch.open(config(mended)) as router:
+        assert router.queue("a.x").depth() > 0
+
+
 def test_a_directory_that_was_killed_is_whole_and_an_open_one_is_refused(data: Path, tmp_path: Path) -> None:
     with anabranch.open(config(data)) as router:
         router.queue("a.x").send(b"more")

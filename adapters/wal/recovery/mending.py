@@ -40,7 +40,7 @@ from .survey import Kept, Needed
 
 log: logging.Logger = logging.getLogger(__name__)
 
-HEADER: Final = "the file's header; it was made anew"
+HEADER: Final = "the file's header is damaged"
 MISSING: Final = "the segment is missing, or nothing in it reads back; nobody knows what came after these records"
 UNTOLD: Final = "nobody knows whether this file counts: the index and the snapshot that said so are lost"
 UNNEEDED: Final = "the file is missing, in which nothing was that still counts"

@@ -67,7 +67,7 @@ class Stretch:
         ]  # fmt: skip
         if not losses:
             path, at = str(self._segment.path), self._start
-            losses = [Loss(path, at, f.BATCH_HEADER.size, 1, 0, reason="a batch's header; it was made anew")]
+            losses = [Loss(path, at, f.BATCH_HEADER.size, 1, 0, reason="a batch's header is damaged")]
         return self._encode(parts, data, watermark), losses
 
     def _parts(self, data: bytes) -> list[_Part]:
