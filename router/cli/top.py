@@ -82,9 +82,9 @@ def top_command(config: Config, interval: float, once: bool, as_json: bool) -> N
 
     For each store: sends, acks and waits for the disk a second, how long such a wait takes lately (`sync ms`), and
     how long 99 of 100 took at most since the last look (`p99 ms`). Then messages by what they wait for. `dead` counts
-    those in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next; a store's
-    200 fullest queues and subscriptions are asked for it. Below are the processes that are connected, with the messages
-    that each holds, its listeners, receives that wait, and requests without an answer.
+    those in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next, dead
+    letters aside; a store's 200 fullest queues and subscriptions are asked for it. Below are the processes that are
+    connected, with the messages that each holds, its listeners, receives that wait, and requests without an answer.
 
     Where no program has the directory open, it is held while this runs.
 

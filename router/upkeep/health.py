@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from ...adapters.core.store_types import StoreStats
 from ...policies.errors import StoreFailedError
-from .overview import longest_waiting, oldest_ready
+from ...policies.names.destination import Destination
+from .overview import dead_letter_queues, longest_waiting, oldest_ready
 
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
@@ -39,11 +40,14 @@ class StoreHealth:
     messages: int
     """Held now, as far as it tells."""
     oldest_ready_seconds: float | None
-    """How long ago the oldest message was sent that comes next; None: there is none, or it does not tell."""
+    """How long ago the oldest message was sent that comes next, dead letters aside; None: there is none, or it does not
+    tell."""
     sync_seconds: float
     """How long it waits for its disk each time, lately."""
     free_bytes: int | None
     """Free on the disk of its directory; None where that cannot be told."""
+    dead: int = 0
+    """How many of the messages are in dead-letter queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,9 @@ def stores_health(registry: StoreRegistry) -> list[StoreHealth]:
     rows = registry.rows_by_name()
     errors: dict[str, BaseException] = {}
     answers, silent = registry.synced_stats(rows, errors)
+    dead = dead_letter_queues(registry)
     return [
-        _health(registry, name, registry.config.directory / row.path, answers.get(name), errors.get(name), silent)
+        _health(registry, name, registry.config.directory / row.path, answers.get(name), errors.get(name), silent, dead)
         for name, row in rows.items()
     ]
 
@@ -79,6 +84,7 @@ def _health(
     stats: StoreStats | None,
     error: BaseException | None,
     silent: Mapping[str, float],
+    dead: Mapping[Destination, None],
 ) -> StoreHealth:
     state, reason = "ok", None
     if name in silent:
@@ -92,9 +98,11 @@ def _health(
         if state == "ok" and os.statvfs(path).f_flag & os.ST_RDONLY:
             state, reason = "read-only", f"the file system of {path} is mounted read-only"
         free = shutil.disk_usage(path).free
-    oldest = oldest_ready(longest_waiting(registry, stats)) if stats is not None and state == "ok" else None
-    held, seconds = (stats.messages, stats.sync_seconds) if stats is not None else (0, 0.0)
-    return StoreHealth(name, state, reason, held, oldest, seconds, free)
+    if stats is None:
+        return StoreHealth(name, state, reason, 0, None, 0.0, free)
+    oldest = oldest_ready(longest_waiting(registry, stats, dead)) if state == "ok" else None
+    letters = sum(stats.destinations.get(queue, 0) for queue in dead)
+    return StoreHealth(name, state, reason, stats.messages, oldest, stats.sync_seconds, free, letters)
 
 
 def health(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...adapters.core.store_types import Counts, StoreStats, SubscriptionKey
 from ...policies.errors import AnabranchError
-from ...policies.names.destination import Destination, Kind
-from ..api.dead_letter import dead_letter_of, dead_letter_queue
+from ...policies.names.destination import Destination, Kind, dead_letter_name
+from ..api.dead_letter import dead_letter_of
 from ..api.queue import Queue
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def dead_letters(registry: StoreRegistry) -> Counter[tuple[Destination, Subscrip
     failed."""
     found: Counter[tuple[Destination, Any]] = Counter()
     failed = [stats.destinations for stats in registry.stats()[0].values() if stats.failed is not None]
-    for queue in _dead_letter_queues(registry).keys() - set().union(*failed):
+    for queue in dead_letter_queues(registry).keys() - set().union(*failed):
         for message in Queue[Any](registry, queue).browse():
             letter = dead_letter_of(message)
             if letter is not None and letter.source != queue:
@@ -39,27 +39,29 @@ def dead_letters(registry: StoreRegistry) -> Counter[tuple[Destination, Subscrip
     return found
 
 
-def _dead_letter_queues(registry: StoreRegistry) -> dict[Destination, None]:
+def dead_letter_queues(registry: StoreRegistry) -> dict[Destination, None]:
     """Return the dead-letter queues that there are."""
-    there = registry.table.destinations
+    there = list(registry.table.destinations.items())
+    queues = {one.name: one for one, _ in there if one.kind is Kind.QUEUE}
     patterns: dict[bytes, str | None] = {}
     found: dict[Destination, None] = {}
-    for destination, row in list(there.items()):
+    for destination, row in there:
         if row.store_id not in patterns:
-            patterns[row.store_id] = registry.option_for(destination, "dead_letter")
-        pattern = patterns[row.store_id]
-        if pattern is not None and (queue := dead_letter_queue(pattern, destination)) in there:
+            pattern = registry.option_for(destination, "dead_letter")
+            patterns[row.store_id] = None if pattern is None else Destination.restored(pattern).name
+        name = patterns[row.store_id]
+        if name is not None and (queue := queues.get(dead_letter_name(name, destination.name))) is not None:
             found[queue] = None
     return found
 
 
 def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Iterator[dict[str, Any]]:
     """Yield what is to be shown of each store, from its statistics: plain values."""
-    dead = _dead_letter_queues(registry)
+    dead = dead_letter_queues(registry)
     for name, stats in stores.items():
         there = {d: n for d, n in stats.destinations.items() if d.kind is not Kind.MAP}
-        waiting = longest_waiting(registry, stats) if stats.failed is None else ()
-        of_dead = Counter({destination: n for destination, n in there.items() if n and destination in dead})
+        waiting = longest_waiting(registry, stats, dead) if stats.failed is None else ()
+        of_dead = Counter({destination: n for destination in dead if (n := there.get(destination))})
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
@@ -67,7 +69,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed,
             "dead": sum(of_dead.values()),
             "oldest_ready_seconds": oldest_ready(waiting), "waiting": stats.waiting, "failed": stats.failed,
-            "waiting_longest": [(str(one[0]), *one[1:]) for one in waiting if one[0] not in dead][:LONGEST_MAX],
+            "waiting_longest": [(str(one[0]), *one[1:]) for one in waiting[:LONGEST_MAX]],
             "dead_letter_queues": {str(one): n for one, n in of_dead.most_common(LETTERS_MAX)},
         }  # fmt: skip
 
@@ -77,11 +79,12 @@ Waiting = tuple[Destination, SubscriptionKey | None, float | None, int]
 there next, if there is one; and how many messages it holds."""
 
 
-def longest_waiting(registry: StoreRegistry, stats: StoreStats) -> Sequence[Waiting]:
+def longest_waiting(registry: StoreRegistry, stats: StoreStats, dead: Mapping[Destination, None]) -> Sequence[Waiting]:
     """Return the queues and subscriptions of a store that hold messages, of many the fullest, in the order of
-    `by_waiting`."""
+    `by_waiting`. Dead-letter queues are left out: letters wait for nobody."""
     held: Counter[tuple[Destination, SubscriptionKey | None]] = Counter()
-    held.update({(one, None): n for one, n in stats.destinations.items() if n and one.kind is Kind.QUEUE})
+    queues = {(one, None): n for one, n in stats.destinations.items() if one.kind is Kind.QUEUE and one not in dead}
+    held.update({queue: n for queue, n in queues.items() if n})
     held.update({(one.topic, one.key): n for one, n in stats.subscriptions.items() if n})
     return sorted(((*one, _since(registry, *one), n) for one, n in held.most_common(AGED_MAX)), key=by_waiting)
 

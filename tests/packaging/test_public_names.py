@@ -82,7 +82,7 @@ NAMES = {
     "StoreFailed": "at_ms reason store",
     "StoreOpened": "after_failure at_ms store",
     "StoreLockedError": "path",
-    "StoreHealth": "free_bytes messages name oldest_ready_seconds reason state sync_seconds",
+    "StoreHealth": "dead free_bytes messages name oldest_ready_seconds reason state sync_seconds",
     "StoreStats": (
         "acks batches capacity_bytes compactions delayed destinations dropped failed held_bytes index_bytes "
         "journal_bytes kind large_bytes large_messages leased live_bytes live_percent memory_bytes messages name "

@@ -13,6 +13,7 @@ from anabranch import Config, JournalOptions, Router, SqlOptions, StoreConfig, X
 from anabranch.router.cli.app import app
 from anabranch.router.cli.ui.figures import Figures
 from anabranch.router.placement import registry
+from anabranch.router.router import inspection_of
 
 from .test_slow_disk import Disk
 from .test_slow_disk import disk as disk
@@ -46,6 +47,22 @@ def test_values_of_maps_do_not_wait(tmp_path: Path) -> None:
         topic.subscribe("audit")
         topic.send(b"1")
         assert [one.oldest_ready_seconds is None for one in router.health().stores] == [False, False, True]
+
+
+def test_dead_letters_do_not_wait(tmp_path: Path) -> None:
+    stores = [StoreConfig("all", [">"], journal=JournalOptions(dead_letter="dead.*"))]
+    for opening in range(2):
+        with anabranch.open(Config(tmp_path / "data", stores)) as router:
+            if not opening:
+                router.queue("a").send_many([b"1", b"2"])
+                for _ in range(2):
+                    message = router.queue("a").receive()
+                    assert message is not None
+                    message.reject()
+            (found,) = router.health().stores
+            assert (found.messages, found.dead, found.oldest_ready_seconds) == (2, 2, None)
+            (row,) = inspection_of(router).stores()
+            assert (row["dead"], row["oldest_ready_seconds"], row["waiting_longest"]) == (2, None, [])
 
 
 def test_all_is_well_until_a_store_is_not(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ __all__ = ["RouterCollector", "register"]
 _BOUNDS: Final = (*map(str, Durations.BOUNDS), "+Inf")
 _GAUGES: Final = {
     "store_up": "1: the store can be used, as router.health() says. 0: it has failed, does not open, or hangs.",
-    "oldest_message_age_seconds": "Age of the oldest message that is received next; absent without one.",
+    "oldest_message_age_seconds": "Age of the oldest message that comes next, dead letters aside; absent if none does.",
     "free_bytes": "Free on the disk of the store's directory.",
     "waiting_receivers": "Receivers and listeners that wait for a message.",
 }
@@ -72,12 +72,14 @@ class RouterCollector(Collector):
                 worst = _WORST.get(metric)
                 figures[key] = worst(before, value) if worst is not None else before + value
 
+        dead = {store.name: store.dead for store in health.stores}
         for name, one in stats.stores.items():
             if one.failed is not None and not one.messages:
                 continue  # it has told nothing yet, it may be
-            note("messages", name, max(0, one.messages - one.leased - one.delayed), "ready")
+            note("messages", name, max(0, one.messages - one.leased - one.delayed - dead.get(name, 0)), "ready")
             note("messages", name, one.leased, "leased")
             note("messages", name, one.delayed, "delayed")
+            note("messages", name, dead.get(name, 0), "dead")
             note("disk_bytes", name, one.live_bytes, "live")
             note("disk_bytes", name, one.held_bytes, "held")
             note("disk_bytes", name, one.pool_bytes, "pooled")
@@ -96,7 +98,7 @@ class RouterCollector(Collector):
                 note("free_bytes", store.name, store.free_bytes)
 
         by_state = {
-            "messages": "Messages held now. Of a topic, leased ones count for each subscription.",
+            "messages": "Messages held now; dead: dead letters. Of a topic, leased ones count for each subscription.",
             "disk_bytes": "Bytes on disk: of live messages, held by them beyond that, pooled files, the index.",
         }
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {

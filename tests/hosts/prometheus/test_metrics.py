@@ -92,6 +92,10 @@ def test_dead_letters_are_counted(router: anabranch.Router) -> None:
     while not scraped(router)["dead_lettered_total", "", ""]:
         assert time.monotonic() < deadline
         router.sweep()
+    router.queue("passing").send(b"x", deliver_in=3600.0)
+    found = scraped(router)
+    assert [found["messages", "rest", state] for state in ("ready", "delayed", "dead")] == [0, 1, 1]
+    assert ("oldest_message_age_seconds", "rest", "") not in found, "letters wait for nobody"
 
 
 def test_a_client_of_an_owner_tells_the_same(tmp_path: Path) -> None:
