@@ -3,6 +3,7 @@ doubled, transactions over several stores end as they were decided, and all goes
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.database import create_tables
 from anabranch.adapters.sql.database.schema import VERSION
+from anabranch.adapters.sql.shared.waiting import Waiting
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, OutcomeUnknownError, PlacementError, StoreFailedError
 from anabranch.router.router import inspection_of
@@ -427,6 +429,43 @@ def test_what_waits_for_a_database_waits_for_no_operator(shop: anabranch.Router,
     wire.join()
     eventually(lambda: shop.health().in_doubt == 0)
     assert shop.health().ok
+
+
+def test_the_log_says_once_an_outage_why(
+    shop: anabranch.Router, wire: Wire, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    hears, lost_none = threading.Event(), Waiting._lost_none
+
+    def connected(waiting: Waiting) -> None:
+        lost_none(waiting)
+        hears.set()
+
+    monkeypatch.setattr(Waiting, "_lost_none", connected)
+
+    def told(level: int = logging.NOTSET) -> list[str]:
+        return [one.getMessage() for one in caplog.records if "hears of messages" in one.msg and one.levelno >= level]
+
+    shop.queue("s.a").send(b"x")
+    for outage in (1, 2):
+        assert hears.wait(PATIENCE)
+        hears.clear()
+        caplog.clear()
+        wire.sever()
+        eventually(lambda: len(told()) >= 3)
+        assert len(told(logging.WARNING)) == 1, (outage, told())
+        assert "store shop: " in told()[-1] and "refused" in told()[-1]
+        wire.join()
+
+
+def test_the_log_names_the_database_that_takes_no_connections(
+    opened: Open, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(pool_min=1, pool_idle_timeout=0.1, keepalive_interval=0.1)
+    wire.sever()
+    eventually(lambda: "takes no connections" in caplog.text)
+    (told,) = [one.getMessage() for one in caplog.records if "takes no connections" in one.msg]
+    assert "the database postgresql+psycopg://anabranch:***@127.0.0.1" in told and "refused" in told
 
 
 @pytest.mark.parametrize("how", STOPS)

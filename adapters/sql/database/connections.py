@@ -158,6 +158,7 @@ def open_engine(options: SqlOptions, directory: Path) -> Engine:
             "keepalive_statement": keepalive_statement(options),
             "words_of": partial(words_of, url=url),
             "response_timeout": options.response_timeout,
+            "name": f"the database {shown_url(url)}",
         }
     engine = _engine(url, options, poolclass=KeptPool, **pool)
     _engines.add(engine)

@@ -92,20 +92,22 @@ class KeptPool(Pool):
         keepalive_statement: str = "",
         response_timeout: float = 0.0,
         words_of: Callable[[BaseException], str] = str,
+        name: str = "the database",
         **more: Any,
     ) -> None:
         """Make a pool. All times are seconds. `most` -1: as many as are asked for. `keepalive_statement` "": none is
         run. `response_timeout`: a connection that has been in one user's hands for longer is cut off; 0: never.
-        `words_of` gives what an error of the driver's says."""
+        `words_of` gives what an error of the driver's says. `name` is for the log."""
         Pool.__init__(self, creator, **more)
         self._settings: dict[str, Any] = {
             "least": least, "most": most, "timeout": timeout, "idle_timeout": idle_timeout,
             "keepalive_interval": keepalive_interval, "keepalive_statement": keepalive_statement,
-            "response_timeout": response_timeout, "words_of": words_of,
+            "response_timeout": response_timeout, "words_of": words_of, "name": name,
         }  # fmt: skip
         self._least, self._most, self._timeout = least, most, timeout
         self._idle_timeout, self._response_timeout = idle_timeout, response_timeout
         self._interval, self._statement, self._words_of = keepalive_interval, keepalive_statement, words_of
+        self._name = name
         self._wrong = False
         """True once it was told that the database takes the statement for wrong."""
         # Guards all below. Re-entrant: a connection that nobody holds any more comes back wherever the collector runs,
@@ -243,8 +245,8 @@ class KeptPool(Pool):
             if not self._wrong:
                 self._wrong = True
                 log.error(
-                    "keepalive_statement %r is wrong, the database says: %s; its connections are kept, mend the "
-                    "statement and open the store again", statement, self._words_of(error),
+                    "keepalive_statement %r is wrong, %s says: %s; its connections are kept, mend the "
+                    "statement and open the store again", statement, self._name, self._words_of(error),
                 )  # fmt: skip
         finally:
             cursor.close()
@@ -350,7 +352,7 @@ class KeptPool(Pool):
                 record = self._made(slot)
             except Exception as error:
                 if not self._down:  # once an outage
-                    log.warning("the database does not take connections, tried again: %s", type(error).__name__)
+                    log.warning("%s takes no connections; tried again: %s", self._name, self._words_of(error))
                 self._down = True
                 return
             self._put(record)

@@ -43,6 +43,8 @@ from .statements import Statements
 log: logging.Logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
+PAUSE: Final = 0.1
+"""Seconds after which a connection that was lost is made anew; they double with each try."""
 RELOOK: Final = 0.02
 """Seconds after which a queue is looked at again in which somebody begins to wait."""
 WAITING_MAX: Final = 1 << 15
@@ -223,7 +225,7 @@ class Waiting:
     # The connection
 
     def _run(self) -> None:
-        pause = 0.1
+        pause = PAUSE
         while not self._stopped:
             try:
                 fairy = self._single.raw_connection()
@@ -235,7 +237,7 @@ class Waiting:
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
                     self._bury_at = time.monotonic() + self._timeout
-                    pause = 0.1
+                    pause = PAUSE
                     while not self._stopped:
                         self._beat(prepared)
                         with self._lock:
@@ -244,9 +246,10 @@ class Waiting:
                         for heard in prepared.notified():
                             self._heard(heard)
             except (psycopg.Error, SQLAlchemyError, OSError, AnabranchError) as error:
-                log.log(logging.DEBUG if self._stopped else logging.WARNING,
-                    "store %s: the connection on which it hears of messages is lost, and made anew: %s",
-                    self._name, type(error).__name__)  # fmt: skip
+                is_new = pause == PAUSE and not self._stopped  # once an outage
+                log.log(logging.WARNING if is_new else logging.DEBUG,
+                    "store %s: the connection on which it hears of messages is lost, and tried again until its "
+                    "database is back: %s", self._name, self._database.words(error))  # fmt: skip
                 self._wait(pause)
                 pause = min(2 * pause, self._timeout / BEATS)  # to be back before others take it for dead
 
