@@ -116,6 +116,9 @@ class StoreStats:
     died yet are live."""
     compactions: int = 0
     """Files of copies that were made since the store was opened."""
+    live_bytes: int = 0
+    """Bytes of live messages in the journal's records, as `live_percent` counts them, and of bodies kept apart.
+    0 for stores that have no journal."""
     failed: str | None = None
     """Why the store cannot be used, if it cannot: it has stopped itself, could not be opened, or its database is away.
     Counts are then the latest that are known, and 0 where none are."""
@@ -146,18 +149,10 @@ class StoreStats:
     them. A store in a database counts its commits, one that nodes share its transactions."""
 
     @property
-    def live_bytes(self) -> float:
-        """Return about how many bytes on disk are live messages', bodies that are kept apart included."""
-        return self._live_records + self.large_bytes
-
-    @property
-    def held_bytes(self) -> float:
-        """Return about how many bytes of the journal's files hold no live message: live ones beside them keep these."""
-        return self.journal_bytes - self._live_records
-
-    @property
-    def _live_records(self) -> float:
-        return self.journal_bytes * self.live_percent / 100
+    def held_bytes(self) -> int:
+        """Return how many bytes of the journal's files hold no live message: those of dead messages, which live ones
+        beside them keep, and the room at the end of the file that is written."""
+        return self.journal_bytes - (self.live_bytes - self.large_bytes)
 
 
 Progress = Callable[[str, int, int], None]

@@ -365,6 +365,7 @@ class JournalBackend(Backend):
             },
             compactions=self._compactor.compactions,
             live_percent=100.0 * live / sum(used) if sum(used) else 100.0,
+            live_bytes=live,
         )
 
     def explained(self, now_ms: int) -> StoreExplanation:

@@ -47,7 +47,8 @@ def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
     Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
-    opened.
+    opened. `journal` is what a journal's files take. `live` is what live messages take of it, with bodies that are kept
+    apart. `pool` is files that are kept to be used again.
 
     A store that cannot be used is named in a warning, and the exit code is 1. Its latest figures are shown, if it gave
     any.
@@ -81,7 +82,7 @@ def _print_stats(stats: RouterStats) -> None:
         rows.append(
             (
                 name, store.kind, f"{store.messages:,}", f"{store.delayed:,}", f"{len(store.destinations):,}",
-                f"{files:,}", human_bytes(store.journal_bytes), f"{store.live_percent:.0f} %",
+                f"{files:,}", human_bytes(store.journal_bytes), human_bytes(store.live_bytes),
                 human_bytes(store.pool_bytes),
             )
         )  # fmt: skip

@@ -52,6 +52,8 @@ class BackendStats:
     pool_bytes: int = 0
     segments: dict[str, int] = field(default_factory=dict)
     live_percent: float = 100.0
+    live_bytes: int = 0
+    """Without bodies that are kept apart."""
     compactions: int = 0
     memory_bytes: int = 0
     swap_bytes: int = 0

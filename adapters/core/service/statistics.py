@@ -116,6 +116,7 @@ class Statistics:
             pool_bytes=backend.pool_bytes,
             segments=backend.segments,
             live_percent=backend.live_percent,
+            live_bytes=backend.live_bytes + more["large_bytes"],
             compactions=backend.compactions,
             failed=str(engine.failed) if engine.failed is not None else None,
             subscriptions={

@@ -99,7 +99,7 @@ class RouterCollector(Collector):
 
         by_state = {
             "messages": "Messages held now; dead: dead letters. Of a topic, leased ones count for each subscription.",
-            "disk_bytes": "Bytes on disk: of live messages, held by them beyond that, pooled files, the index.",
+            "disk_bytes": "Bytes of a journal on disk: live messages, the rest of their files, the pool, the index.",
         }
         families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
             name: GaugeMetricFamily(f"anabranch_{name}", text, labels=["store", "state"])
