@@ -33,8 +33,8 @@ class StoreHealth:
 
     name: str
     state: str
-    """`ok`; `failed`: it has stopped itself, until it is reopened; `unavailable`: it cannot be opened; `stalled`: it
-    waits for its disk; `read-only`: its file system is."""
+    """`ok`; `failed`: it has stopped itself, until it is reopened, or its database is away, until it is back;
+    `unavailable`: it cannot be opened; `stalled`: it waits for its disk; `read-only`: its file system is."""
     reason: str | None
     """Why it is not `ok`, and what it waits for."""
     messages: int
