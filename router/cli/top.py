@@ -61,10 +61,14 @@ class Look:
         """Return within how many seconds 99 of 100 waits of a store for the disk ended since the look before, or since
         the store was opened. None: there were none."""
         now, then = self._of(name), before._of(name) if before is not None else None
-        counts = now["sync_counts"] if now is not None else ()
+        if now is None:
+            return None
+        counts, total = now["sync_counts"], now["sync_total_seconds"]
         if then is not None and sum(then["sync_counts"]) <= sum(counts):
             counts = [max(0, one - two) for one, two in zip(counts, then["sync_counts"], strict=True)]
-        return Durations(tuple(counts)).quantile(0.99) if any(counts) else None
+            total -= then["sync_total_seconds"]
+        found = Durations(tuple(counts)).quantile(0.99)
+        return None if found is None else min(found, total)  # the bound of a bucket says little of a few
 
     def _of(self, name: str) -> dict[str, Any] | None:
         return next((store for store in self.stores if store["store"] == name), None)
@@ -218,8 +222,9 @@ def _words(pid: int) -> str:
 
 
 def _plain(directory: Path, look: Look, before: Look | None) -> dict[str, Any]:
+    hidden = ("sync_counts", "sync_total_seconds", "waiting_longest")
     stores = [
-        {key: value for key, value in store.items() if key not in ("sync_counts", "waiting_longest")}
+        {key: value for key, value in store.items() if key not in hidden}
         | {f"{name}_per_second": look.rate(before, store["store"], name) for name in ("sends", "acks", "syncs")}
         | {"sync_p99_seconds": look.sync_p99(before, store["store"])}
         for store in look.stores

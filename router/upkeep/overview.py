@@ -66,6 +66,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
             "sync_seconds": stats.sync_seconds, "sync_counts": list(stats.sync_durations.counts),
+            "sync_total_seconds": stats.sync_durations.seconds,
             "ready": max(held - leased - delayed, 0), "leased": leased, "delayed": delayed,
             "dead": sum(of_dead.values()),
             "oldest_ready_seconds": oldest_ready(waiting), "waiting": stats.waiting, "failed": stats.failed,

@@ -395,8 +395,9 @@ def test_rates_are_of_what_happened_between_two_looks() -> None:
 
 
 def test_the_slowest_syncs_are_those_between_two_looks() -> None:
-    def at(*counts: int) -> top.Look:
-        return top.Look(1, 1, [{"store": "a", "sync_counts": (*counts, *[0] * (20 - len(counts)))}], [])
+    def at(*counts: int, total: float | None = None) -> top.Look:
+        row = {"store": "a", "sync_counts": (*counts, *[0] * (20 - len(counts)))}
+        return top.Look(1, 1, [row | {"sync_total_seconds": 10.0 * sum(counts) if total is None else total}], [])
 
     slowest: Callable[..., float | None] = top.Look.sync_p99
     assert slowest(at(0, 100), None, "a") == pytest.approx(0.0000199)
@@ -405,6 +406,8 @@ def test_the_slowest_syncs_are_those_between_two_looks() -> None:
     assert slowest(at(0, 100), at(0, 0, 7, 1000), "a") == pytest.approx(0.0000199)  # the store was opened anew
     assert slowest(at(*[0] * 19, 1), None, "a") == 10 and slowest(at(), None, "a") is None
     assert slowest(at(1), None, "b") is None
+    only = slowest(at(0, 1000, 0, 1, total=0.01506), at(0, 1000, total=0.015), "a")
+    assert only == pytest.approx(0.00006), "of one it is known how long it took, not only in which bucket it is"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 130])
@@ -417,6 +420,7 @@ def test_top_leaves_out_what_a_terminal_has_no_room_for(columns: int) -> None:
         "sync_seconds": 0.00313,
         **figures,
         "sync_counts": [0, 0, 7, *[0] * 17],
+        "sync_total_seconds": 0.0003,
     }
     names = ("customer-orders-of-the-north", "telemetry")
     look = top.Look(1.0, os.getpid(), [{"store": name, "failed": None, **store} for name in names], [])
