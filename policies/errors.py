@@ -28,6 +28,10 @@ class Problem:
     line: int = 0
 
 
+OF_VARIABLE: Final = "the environment's variable"
+"""The beginning of a problem with a value that came from the environment."""
+
+
 class ConfigError(AnabranchError):
     """The configuration is wrong; nothing was opened or created. `problems` holds all of them, not just the first."""
 

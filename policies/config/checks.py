@@ -44,7 +44,8 @@ def disagreements(directory: object, stores: Sequence[Given], base: Base) -> Ite
 
 def _dead_letters(stores: Sequence[Given]) -> Iterator[Located]:
     """Yield dead-letter queues that no store takes: dead letters would have nowhere to go."""
-    texts = itertools.chain.from_iterable(items(store.get("match")) for store in stores)
+    given_ones = (store.get("match") for store in stores)
+    texts = itertools.chain.from_iterable([one] if isinstance(one, str) else items(one) for one in given_ones)
     patterns = [pattern for pattern in map(parsed, texts) if pattern is not None]
     for place, store in enumerate(stores):
         kind, options = _options(store)

@@ -24,13 +24,15 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import ConfigError, MissingExtraError
+from ..errors import OF_VARIABLE, ConfigError, MissingExtraError
 from ..names.destination import Destination, Kind, dead_letter_name
 from ..names.pattern import Pattern
 from ..names.routes import RouteTable
 from ..paths import FILE_MODE
+from ..units import format_duration
 from .adapters import DEFAULT_KIND, known_kinds
 from .checks import disagreements
+from .durability import Sync
 from .fields import (
     AT_LEAST_ONE,
     Base,
@@ -173,6 +175,15 @@ class StoreConfig(Model):
             raise fold(problems)
         return options
 
+    @property
+    def _sync(self) -> str:
+        """Return when a journal forces its work to the disk: `always`, `never`, or `periodic, 1s` with its interval.
+        Empty for a store of another kind."""
+        if not isinstance(self.options, JournalOptions):
+            return ""
+        interval = f", {format_duration(self.options.sync_interval)}" if self.options.sync is Sync.PERIODIC else ""
+        return f"{self.options.sync.value}{interval}"
+
     def _in_file(self) -> dict[str, Any]:
         """Return the given values in the shape of a file: the kind is the key of the options."""
         return {**given(self), self.kind: self.options}
@@ -251,9 +262,14 @@ class Config(Model):
     def _place_of(self, store: StoreConfig) -> str:
         """Return words to begin an error with: `stores.yaml:3: store 'a'`, or the name alone where no file has the
         store."""
-        lines = self.__dict__.get(_LINES, {})
-        file = f"{self.file}:{lines[store.name]}: " if self.file is not None and store.name in lines else ""
+        line = self._line_of(store)
+        file = f"{self.file}:{line}: " if self.file is not None and line else ""
         return f"{file}store {store.name!r}"
+
+    def _line_of(self, store: StoreConfig) -> int:
+        """Return the line of a store in the file, from 1; 0 where there is none."""
+        line: int = self.__dict__.get(_LINES, {}).get(store.name, 0)
+        return line
 
     def _remember_file(self, path: Path) -> None:
         """Keep the path. The file plays no part when two configurations are compared."""
@@ -408,6 +424,7 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
     said = given(value)
     values, wrong, named = from_environment(model, said, names_suffice)
     problems = [Located((kind, key), text) for key, text in wrong]
+    variables = {key.removesuffix("_env"): said[key] for key in said if key not in values}
     try:
         options = model.model_validate(values, context=context)
     except ValidationError as error:
@@ -416,9 +433,12 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
             option = problem.path[0] if problem.path else ""
             if option in named:
                 problems.append(Located((kind, f"{option}_env"), named[str(option)]))
+            elif option in variables and option not in told:
+                text = f"{OF_VARIABLE} {variables[str(option)]!r}: {problem.text}"
+                problems.append(Located((kind, f"{option}_env"), text))
             elif option not in told:
                 problems.append(Located((kind, *problem.path), problem.text))
     if problems:
         return None, problems
-    remember_variables(options, {key.removesuffix("_env"): said[key] for key in said if key not in values})
+    remember_variables(options, variables)
     return options, []

@@ -224,6 +224,14 @@ Creator = Annotated[Any, AfterValidator(_creator), WithJsonSchema({"type": "stri
 """A maker of connections; see SqlOptions."""
 
 
+def refused_to_clients(store: str) -> str:
+    """Return what a client of a shared directory cannot do in a store that is itself shared, and the next step."""
+    return (
+        f"a client of a directory opened with shared=True cannot send to or ack in the shared store {store!r} in a "
+        "transaction; give each process a directory of its own"
+    )
+
+
 class SqlOptions(StoreOptions):
     """Tables of a database, by SQLAlchemy: SQLite in the store's own directory, or a server such as PostgreSQL."""
 

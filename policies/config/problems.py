@@ -103,10 +103,15 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Loca
         quotes = "; put it in quotes if it is meant as text" if bare else ""
         if kind in _LISTS and path[-1:] == ("match",) and isinstance(value, str):  # of `match: >` YAML makes ''
             quotes = f"; write [{json.dumps(value or '>', ensure_ascii=False)}]"
+        if kind in _LISTS and path[-1:] == ("stores",) and isinstance(value, Mapping):
+            quotes = f"; begin each store with `- name: {next(iter(value), 'NAME')}`"
+        if isinstance(value, bool) and kind in _WORD:
+            quotes = f", as YAML reads {'`yes` and `on`' if value else '`no` and `off`'} without quotes{quotes}"
         yield Located(path, f"{text}; found {describe_value(value)}{quotes}")
 
 
 _LISTS: Final = frozenset(("tuple_type", "list_type"))
+_WORD: Final = frozenset(("enum", "literal_error", "string_type"))
 
 
 _WORDS: Final = (

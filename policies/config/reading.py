@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,8 @@ from ..paths import from_home
 from . import yaml_lines
 from .adapters import kind_in, known_kinds
 from .fields import Base, given, variables_of
-from .models import Config, StoreConfig, validated_options
+from .models import Config, validated_options
+from .options import SqlOptions, refused_to_clients
 from .problems import Located, describe_value, did_you_mean, explain
 from .yaml_lines import Document
 
@@ -44,13 +45,16 @@ def warnings(path: str | Path) -> list[Problem]:
     need not be set. Raises ConfigError for a file that is wrong."""
     path = from_home(path)
     config, document = load(path, names_suffice=True), yaml_lines.parse(_read(path))
-    found = [Problem(p.describe(document.data), document.line(p.path)) for p in _doubts(config.stores)]
+    found = [Problem(p.describe(document.data), document.line(p.path)) for p in _doubts(config)]
     return sorted(found, key=lambda problem: problem.line)
 
 
-def _doubts(stores: Sequence[StoreConfig]) -> Iterator[Located]:
-    """Yield each pattern and each name of a dead-letter queue that probably means something else."""
-    for place, store in enumerate(stores):
+def _doubts(config: Config) -> Iterator[Located]:
+    """Yield each pattern and each name of a dead-letter queue that probably means something else, and each shared store
+    of a shared directory."""
+    for place, store in enumerate(config.stores):
+        if config.shared and isinstance(store.options, SqlOptions) and store.options.shared:
+            yield Located(("stores", place, store.kind, "shared"), refused_to_clients(store.name))
         for index, text in enumerate(store.match):
             segments = text.rpartition("://")[2].split(".")
             if "#" in segments:

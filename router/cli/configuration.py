@@ -16,7 +16,7 @@ from ...policies.config.adapters import load_adapter
 from ...policies.errors import AnabranchError, ConfigError, NoRouteError, Problem
 from ...policies.names.destination import Destination, wildcard_in
 from ...policies.outputs import write_new_file
-from ..migration.plan import changed_kinds
+from ..migration.plan import refused_open
 from ..placement.on_disk.directories import missing_directories
 from ..placement.on_disk.in_force import configuration_of, file_of
 from .output import LocalPath, config_option, echo_json, echo_result, echo_warnings, json_option
@@ -91,9 +91,10 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
     """Say what is wrong with a configuration file.
 
     The file is PATH or stores.yaml, or the configuration that a directory is opened under. All problems are listed at
-    once. One of them is a store of the data directory that the file gives another kind than it has. The command creates
-    nothing, and changes nothing. There are warnings, too: for valid text that is probably not meant, for files that
-    more users may read than the configuration says, and for directories that are missing and must not be made.
+    once. An open of the data directory that would be refused is one of them: the file gives a store another kind than
+    it has, or hides messages. The command creates nothing, and changes nothing. There are warnings, too: for valid text
+    that is probably not meant, for files that more users may read than the configuration says, and for directories that
+    are missing and must not be made.
 
     \b
     Example:
@@ -104,8 +105,12 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
     doubtful: list[Problem] = []
     try:
         config = load(path)
-        refused = [Problem(f"store {store.name!r}: {said}") for store in config.stores for said in _refused(store)]
-        refused += _changed_kinds(config, doubtful)
+        refused = [
+            Problem(f"store {store.name!r}: {said}", config._line_of(store))
+            for store in config.stores
+            for said in _refused(store)
+        ]
+        refused += _refused_open(config, doubtful)
         if refused:
             raise ConfigError(refused, str(path))
     except ConfigError as error:
@@ -125,14 +130,19 @@ def check_command(ctx: click.Context, path: Path | None, config_path: Path, as_j
     click.echo(f"{path} is valid. Data directory: {config.directory}")
     for store in config.stores:
         own = ", one for each destination" if store.per_destination else ""
-        click.echo(f"  {store.name} ({store.kind}{own}): {', '.join(store.match)}")
+        click.echo(f"  {store.name} ({_kind_of(store)}{own}): {', '.join(store.match)}")
 
 
-def _changed_kinds(config: Config, doubtful: list[Problem]) -> list[Problem]:
+def _kind_of(store: StoreConfig) -> str:
+    """Return a store's kind, and how durable a journal is."""
+    return f"{store.kind}, sync: {store._sync}" if store._sync else store.kind
+
+
+def _refused_open(config: Config, doubtful: list[Problem]) -> list[Problem]:
     """Return the problem that an open would refuse. If the directory cannot be looked at, a problem joins
     `doubtful`."""
     try:
-        found = changed_kinds(config)
+        found = refused_open(config)
     except (AnabranchError, OSError) as error:
         doubtful.append(Problem(f"the stores in {config.directory} cannot be compared: {error}"))
         return []
@@ -184,9 +194,11 @@ def route_command(name: str, config_path: Path, as_json: bool) -> None:
     rows = [{"store": m.target.name, "pattern": m.pattern.text, "reason": m.reason} for m in matches]
     store, pattern = rows[0]["store"], rows[0]["pattern"]
     is_own = matches[0].target.per_destination
+    target = matches[0].target
     said = {"destination": str(destination), "store": store, "pattern": pattern, "per_destination": is_own}
-    own = " (a store of its own there)" if is_own else ""
-    lines = [f"{destination} goes to store {store}{own} by pattern {pattern}"]
+    said |= {"kind": target.kind, "sync": target._sync}
+    own = ", a store of its own there" if is_own else ""
+    lines = [f"{destination} goes to store {store} ({_kind_of(target)}{own}) by pattern {pattern}"]
     width, store_width = (max(len(row[column]) for row in rows) for column in ("pattern", "store"))
     lines += [f"  {row['pattern']:{width}}  {row['store']:{store_width}}  {row['reason']}" for row in rows]
     echo_result(as_json, said | {"matches": rows}, *lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from shutil import get_terminal_size
@@ -46,9 +46,10 @@ from .output import (
 def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """Show what each store holds, and what it takes on disk.
 
-    Delayed messages are scheduled ones: they wait for their time. Dropped messages are counted from when a store is
-    opened. `journal` is what a journal's files take. `live` is what live messages take of it, with bodies that are kept
-    apart. `pool` is files that are kept to be used again.
+    `sync` is how durable a journal is: when it forces its work to the disk. Delayed messages are scheduled ones: they
+    wait for their time. Dropped messages are counted from when a store is opened. `journal` is what a journal's files
+    take. `live` is what live messages take of it, with bodies that are kept apart. `pool` is files that are kept to be
+    used again.
 
     A store that cannot be used is named in a warning, and the exit code is 1. Its latest figures are shown, if it gave
     any.
@@ -62,12 +63,14 @@ def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """
     with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
+    configured = {store.name: store._sync for store in router.config.stores}
+    syncs = {name: configured.get(name.partition(":")[0], "") for name in stats.stores}
     failed = {name: store.failed for name, store in stats.stores.items() if store.failed is not None}
     if as_json:
-        stores = {name: _plain(store) for name, store in stats.stores.items()}
+        stores = {name: _plain(store) | {"sync": syncs[name]} for name, store in stats.stores.items()}
         echo_json({"directory": str(directory), "stores": stores, "unresponsive": list(stats.unresponsive)})
     elif stats.stores:
-        _print_stats(stats)
+        _print_stats(stats, syncs)
     else:
         click.echo(f"{directory} holds no stores yet.")
     echo_warnings(f"store {name} cannot be used: {reason}" for name, reason in failed.items())
@@ -75,20 +78,20 @@ def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
         ctx.exit(1)
 
 
-def _print_stats(stats: RouterStats) -> None:
-    rows = [("store", "kind", "messages", "delayed", "destinations", "files", "journal", "live", "pool")]
+def _print_stats(stats: RouterStats, syncs: Mapping[str, str]) -> None:
+    rows = [("store", "kind", "sync", "messages", "delayed", "destinations", "files", "journal", "live", "pool")]
     for name, store in stats.stores.items():
         files = store.segments.get("active", 0) + store.segments.get("retained", 0) + store.segments.get("copies", 0)
         rows.append(
             (
-                name, store.kind, f"{store.messages:,}", f"{store.delayed:,}", f"{len(store.destinations):,}",
-                f"{files:,}", human_bytes(store.journal_bytes), human_bytes(store.live_bytes),
-                human_bytes(store.pool_bytes),
+                name, store.kind, syncs[name], f"{store.messages:,}", f"{store.delayed:,}",
+                f"{len(store.destinations):,}", f"{files:,}", human_bytes(store.journal_bytes),
+                human_bytes(store.live_bytes), human_bytes(store.pool_bytes),
             )
         )  # fmt: skip
     for name in stats.unresponsive:
         click.echo(f"Store {name} does not answer; its last figures are shown, if there are any.", err=True)
-    echo_table(rows, left=(0, 1))
+    echo_table(rows, left=(0, 1, 2))
 
 
 def _plain(store: StoreStats) -> dict[str, Any]:
@@ -319,6 +322,8 @@ def repartition_command(
     _print_moves(moves, dry_run, f"everything in {config.directory} lies where {config_path} routes it")
     for name in removed:
         click.echo(f"Store {name} is empty and not in {config_path}: removed with its directory.")
+    if not dry_run and (moves or removed):
+        click.echo(f"From now on open {config.directory} with {config_path}.")
 
 
 def _print_moves(moves: Sequence[Move], dry_run: bool, otherwise: str) -> None:

@@ -30,7 +30,7 @@ from ..placement.on_disk.directories import StoreDirectories
 from ..placement.on_disk.in_force import known_configuration
 from ..placement.on_disk.repartition_progress import NAME, Progress, ProgressFile
 from ..placement.open_stores import OpenStores
-from ..placement.reconcile import Reconciler
+from ..placement.reconcile import Misplaced, Reconciler, hiding, misplaced_in
 from ..placement.record import RECORD, DestinationsTable, StoreRow
 
 if TYPE_CHECKING:
@@ -69,17 +69,18 @@ def plan_of(config: Config, before: Config | None = None, restart: bool = False)
         return tuple(_plan(config, before, scratch, restart))
 
 
-def changed_kinds(config: Config) -> PlacementError | None:
-    """Return the error of an open that would change the kind of stores; None for nothing, also for a directory that is
-    not there. If the configuration in force has the same kinds, no store is read. Otherwise stores are copied, as by
-    `plan_of`, and StoreLockedError is raised where the directory is in use."""
+def refused_open(config: Config) -> PlacementError | None:
+    """Return the error of an open that would change the kind of stores, or hide messages; None for nothing, also for a
+    directory that is not there. If the configuration in force has the same stores, none is read. Otherwise those that
+    it is about are copied, as by `plan_of`, and StoreLockedError is raised where the directory is in use."""
     if not (config.bindings / RECORD).is_file():
         return None
     former = known_configuration(config.directory)
-    if former is not None and _kinds_of(config).items() <= {**_kinds_of(config), **_kinds_of(former)}.items():
+    if former is not None and _places_in(config) == _places_in(former):
         return None
     with _looking_at(config) as scratch, _rows(config, None, scratch) as (directories, table, stores):
-        found = [item for item in displaced(directories, table.stores.values()) if not _keeps_nothing(item.row.kind)]
+        rows = [row for row in table.stores.values() if not _keeps_nothing(row.kind)]
+        found = displaced(directories, rows)
 
         def held(row: StoreRow) -> str:
             try:
@@ -88,7 +89,17 @@ def changed_kinds(config: Config) -> PlacementError | None:
             except (AnabranchError, OSError) as error:
                 return f"what cannot be told ({error})"
 
-        return refusal(directories, found, held) if found else None
+        if found:
+            return refusal(directories, found, held)
+        misplaced: list[Misplaced] = []
+        elsewhere = Reconciler(directories, config.routes(), table, stores).routed_elsewhere()
+        for row in rows:
+            here = [(destination, match) for there, destination, match in elsewhere if there is row]
+            # A store that has been moved by hand is told of, or found, by the open.
+            if here and stores.adapter(row.kind).identify(directories.path(row)) == row.store_id:
+                with _copied(directories, row, scratch / "store", stores) as store:
+                    misplaced += filter(None, (misplaced_in(store, row, *one) for one in here))
+        return hiding(misplaced, directories) if misplaced else None
 
 
 @contextmanager
@@ -251,9 +262,10 @@ def is_volatile(match: Match[StoreConfig]) -> bool:
     return _keeps_nothing(match.target.kind)
 
 
-def _kinds_of(config: Config) -> dict[Path, tuple[str, bool]]:
-    """Return the kind of each store, and whether it is one for each destination, by directory."""
-    return {config.directory_of(store): (store.kind, store.per_destination) for store in config.stores}
+def _places_in(config: Config) -> dict[Path, tuple[str, bool, frozenset[str]]]:
+    """Return the kind of each store, whether it is one for each destination, and what it takes, by directory."""
+    stores = config.stores
+    return {config.directory_of(one): (one.kind, one.per_destination, frozenset(one.match)) for one in stores}
 
 
 def _keeps_nothing(kind: str) -> bool:

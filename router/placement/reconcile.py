@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ...adapters.core import Store
 from ...adapters.system.directory import is_empty
 from ...adapters.system.files import remove_directory, sync_directory
 from ...policies.config.adapters import DEFAULT_KIND
@@ -27,6 +28,7 @@ from ...policies.names.routes import Match, RouteTable
 from ...policies.text import count_of
 from .changed_kinds import Displaced, command, displaced, held_by, in_words, refusal
 from .on_disk.directories import Place, StoreDirectories
+from .on_disk.in_force import NAME as IN_FORCE
 from .open_stores import OpenStores
 from .record import DestinationRow, DestinationsTable, StoreRow
 
@@ -77,7 +79,7 @@ class Reconciler:
             raise refusal(self._directories, changed, self._held)
         misplaced = self._misplaced()
         if misplaced:
-            raise _refusal(_MISPLACED, misplaced, self._directories)
+            raise hiding(misplaced, self._directories)
 
     def find_stores(self) -> None:
         """Do the first two steps alone. Raises PlacementError."""
@@ -276,11 +278,9 @@ class Reconciler:
         misplaced: list[Misplaced] = []
         empty: list[Destination] = []
         for row, destination, match in self.routed_elsewhere():
-            store = self._stores.open(row)
-            count, prepared = store.depth(destination), len(store.recover_prepared())
-            subscribed = sum(subscription.topic == destination for subscription in store.subscriptions())
-            if count or prepared or subscribed:
-                misplaced.append(Misplaced(destination, count, row, match, None, prepared, subscribed))
+            item = misplaced_in(self._stores.open(row), row, destination, match)
+            if item is not None:
+                misplaced.append(item)
             else:
                 empty.append(destination)
         if empty and not misplaced:  # a refusal changes nothing
@@ -297,12 +297,24 @@ class Reconciler:
         return is_there and match.target.kind == row.kind
 
 
+def misplaced_in(
+    store: Store, row: StoreRow, destination: Destination, match: Match[StoreConfig] | None
+) -> Misplaced | None:
+    """Return what of a destination is in a store that it is not routed to; None for nothing."""
+    count, prepared = store.depth(destination), len(store.recover_prepared())
+    subscribed = sum(subscription.topic == destination for subscription in store.subscriptions())
+    if not count and not prepared and not subscribed:
+        return None
+    return Misplaced(destination, count, row, match, None, prepared, subscribed)
+
+
 # The text of refusals ------------------------------------------------------------------------------------------------
 
 _MISPLACED: Final = (
-    "the configuration would hide messages of {destinations}; nothing was changed. To move them to where it routes "
+    "the configuration would hide messages of {destinations}; nothing was changed. The one in force, under which they "
+    "were stored, is {in_force}: open with that if this one is out of date. To move them to where this one routes "
     "them, run `{command}` (--dry-run shows what would move). Or do as "
-    "the lines below say, or empty these destinations under the old configuration first:"
+    "the lines below say, or empty these destinations under the one in force first:"
 )
 _UNKNOWN: Final = (
     "placement.records does not know some of the stores, and the configuration would hide messages of "
@@ -312,9 +324,15 @@ _UNKNOWN: Final = (
 )
 
 
+def hiding(found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
+    """Return the error of an open under a configuration that hides what these destinations hold."""
+    return _refusal(_MISPLACED, found, directories)
+
+
 def _refusal(text: str, found: Sequence[Misplaced], directories: StoreDirectories) -> PlacementError:
     destinations = count_of(len(found), "destination")
-    first = text.format(destinations=destinations, command=command(directories.config))
+    in_force = directories.config.directory / IN_FORCE
+    first = text.format(destinations=destinations, command=command(directories.config), in_force=in_force)
     return PlacementError("\n".join([first, *_lines(found, directories)]))
 
 

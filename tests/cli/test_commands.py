@@ -48,10 +48,11 @@ def test_init_writes_a_file_that_check_and_route_like() -> None:
     assert Path("stores.yaml").read_text() == TEMPLATE
     checked = run("check")
     assert (checked.exit_code, checked.stderr) == (0, "")
-    assert "orders (journal): queue://orders.>" in checked.stdout
+    assert "orders (journal, sync: always): queue://orders.>" in checked.stdout
+    assert "rest (journal, sync: periodic, 1s): >" in checked.stdout
     assert [p.name for p in Path().iterdir()] == ["stores.yaml"]  # nothing else was created
     assert run("route", "orders.x").stdout.startswith(
-        "queue://orders.x goes to store orders by pattern queue://orders.>\n"
+        "queue://orders.x goes to store orders (journal, sync: always) by pattern queue://orders.>\n"
     )
 
 
@@ -85,8 +86,10 @@ def test_stats_tell_of_destinations_and_subscriptions() -> None:
         assert router.stats().stores["a"].delayed == 1
     shown = run("stats", "-c", "s.yaml")
     heads, cells = (line.split() for line in shown.stdout.splitlines())
-    assert (shown.exit_code, heads[2:5], cells[2:5]) == (0, ["messages", "delayed", "destinations"], ["2", "1", "2"])
+    assert (shown.exit_code, heads[3:6], cells[3:6]) == (0, ["messages", "delayed", "destinations"], ["2", "1", "2"])
+    assert (heads[2], cells[2]) == ("sync", "always")
     store = json.loads(run("stats", "-c", "s.yaml", "--json").stdout)["stores"]["a"]
+    assert store["sync"] == "always"
     assert store["destinations"] == {"queue://q": 1, "topic://prices": 1}
     assert store["subscriptions"] == [{"topic": "prices", "client": "c", "name": "audit", "messages": 1}]
 
@@ -108,6 +111,14 @@ def test_check_says_what_only_the_adapter_knows(options: str, says: str) -> None
     assert result.stderr.startswith("s.yaml:") and "store 'a': " in result.stderr
     assert says in result.stderr and "s3cret" not in result.stderr
     assert [p.name for p in Path().iterdir()] == ["s.yaml"]
+
+
+def test_check_names_the_variable_that_holds_what_is_no_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_DATABASE", "hello")
+    Path("s.yaml").write_text("directory: d\nstores:\n- {name: a, match: ['>'], sql: {url_env: SHOP_DATABASE}}\n")
+    assert run("check", "s.yaml").stderr.startswith(
+        "s.yaml:3: store 'a': the url of an sql store, of the environment's variable 'SHOP_DATABASE' (url_env), is not"
+    )
 
 
 def test_init_makes_the_directory() -> None:
@@ -261,6 +272,7 @@ def test_route_as_json() -> None:
     run("init")
     found = json.loads(run("route", "--config", "stores.yaml", "topic://ticks.eu", "--json").stdout)
     assert (found["store"], found["pattern"]) == ("telemetry", "topic://ticks.*")
+    assert (found["kind"], found["sync"]) == ("journal", "never")
     assert [(m["store"], m["pattern"], m["reason"].split(":")[0]) for m in found["matches"]] == [
         ("telemetry", "topic://ticks.*", "wins over '>'"),
         ("rest", ">", "loses to 'topic"),

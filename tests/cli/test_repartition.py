@@ -73,6 +73,7 @@ def test_moves() -> None:
     assert result.stdout.splitlines()[4:] == [
         "3 destinations, 1,001 messages, 34.0 KB moved.",
         "Store all is empty and not in new.yaml: removed with its directory.",
+        f"From now on open {Path('data').absolute()} with new.yaml.",
     ]
     result = run("--config", "new.yaml", "data")
     assert result.stdout == f"Nothing to move: everything in {Path('data').absolute()} lies where new.yaml routes it.\n"

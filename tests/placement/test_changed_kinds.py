@@ -256,6 +256,30 @@ def test_check_disturbs_nobody_who_has_the_directory_open(made: Callable[..., Pa
     assert (found["valid"], len(found["problems"])) == (False, 1)
 
 
+@pytest.mark.parametrize("store", ["name: every, match: ['>'], journal: {}", "name: a, match: [b], journal: {}"])
+def test_check_finds_what_an_open_refuses_since_it_would_hide_messages(
+    made: Callable[..., Path], tmp_path: Path, store: str
+) -> None:
+    """A store is renamed, or does not take what it holds any more."""
+    file = made("journal")
+    with anabranch.open(file) as router:
+        router.queue("q").send(b"1")
+        router.queue("q2").send(b"1")
+        router.queue("q2").purge()
+    file.write_text(f"directory: {tmp_path / 'data'}\nstores:\n- {{{store}}}\n")
+    checked = cli("check", str(file))
+    assert (checked.exit_code, checked.stdout) == (2, "")
+    assert "the configuration would hide messages of 1 destination; nothing was changed" in checked.stderr
+    with pytest.raises(PlacementError) as refused:
+        anabranch.open(file)
+    assert str(refused.value) in checked.stderr
+    with anabranch.open(made("journal")) as router:
+        router.queue("q").purge()
+    file.write_text(f"directory: {tmp_path / 'data'}\nstores:\n- {{{store}}}\n")
+    assert cli("check", str(file)).exit_code == 0
+    anabranch.open(file).close()
+
+
 def test_a_store_that_cannot_be_opened_is_refused_all_the_same(made: Callable[..., Path], tmp_path: Path) -> None:
     with anabranch.open(made("sqlite")) as router:
         router.queue("q").send(b"1")

@@ -232,6 +232,15 @@ def test_bad_input(source: Any, says: str) -> None:
     assert sorted(Path().rglob("*")) == before
 
 
+def test_a_variable_with_a_wrong_value_is_named_and_no_file_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("data").mkdir()
+    Path("data", NAME).write_text("directory: .\nstores:\n- {name: a, match: ['>'], sql: {url_env: SHOP_DATABASE}}\n")
+    monkeypatch.setenv("SHOP_DATABASE", "mysql://x")
+    with pytest.raises(ConfigError, match="'SHOP_DATABASE'") as refused:
+        anabranch.open("data")
+    assert "damaged" not in str(refused.value)
+
+
 def test_what_this_user_may_not_enter_or_read(tmp_path: Path) -> None:
     """A directory that is closed to others, what lies in one, and a data directory whose owner has opened it to them,
     but not what is in it."""

@@ -21,6 +21,7 @@ from anabranch.policies.config import (
     dump_yaml,
     load,
     loads,
+    warnings,
 )
 from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import ConfigError
@@ -544,6 +545,33 @@ def test_names_of_variables_suffice_where_no_store_is_opened(monkeypatch: pytest
     with pytest.raises(ConfigError) as raised:  # a name that cannot stand for the value
         loads(prefix, BASE, names_suffice=True)
     assert "store 'a': sql.schema_prefix_env: the environment has no variable 'NO-TABLE'" in str(raised.value)
+
+
+def test_a_wrong_value_of_a_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_DATABASE", "mysql://hunter2@x")
+    line, text = one("directory: d\nstores:\n- {name: a, match: ['queue://>'], sql: {url_env: SHOP_DATABASE}}\n")
+    assert (line, text.partition(": nobody has")[0]) == (
+        3, "store 'a': sql.url_env: the environment's variable 'SHOP_DATABASE'"
+    )  # fmt: skip
+    assert "hunter2" not in text
+
+
+def test_what_yaml_makes_of_a_text_and_a_list_is_said() -> None:
+    assert one("directory: d\nstores: {orders: {match: ['>']}}\n") == (
+        2, "stores: expected a list; found a mapping; begin each store with `- name: orders`"
+    )  # fmt: skip
+    assert one(journal("sync: no"))[1].endswith("; found false, as YAML reads `no` and `off` without quotes")
+    one("directory: d\nstores:\n- {name: a, match: 'queue://a.>', journal: {dead_letter: a.dead}}\n")
+
+
+def test_a_shared_store_of_a_shared_directory_is_doubted(tmp_path: Path) -> None:
+    sql = "sql: {url_env: NOT_THERE, shared: true}"
+    text = f"directory: d\nshared: true\nstores:\n- {{name: a, match: ['queue://>'], {sql}}}\n"
+    (tmp_path / "s.yaml").write_text(text)
+    (found,) = warnings(tmp_path / "s.yaml")
+    assert found.line == 4 and "cannot send to or ack in the shared store 'a' in a transaction" in found.message
+    (tmp_path / "s.yaml").write_text(text.replace("shared: true\nstores", "stores"))
+    assert warnings(tmp_path / "s.yaml") == []
 
 
 def test_an_option_one_level_too_high() -> None:

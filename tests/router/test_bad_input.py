@@ -204,4 +204,4 @@ def test_a_missing_extra_is_told_in_one_error_that_names_the_store(tmp_path: Pat
     assert opened.stderr.endswith(f"MissingExtraError: {file}:4: store 'audit': {says}")
     assert opened.stderr.count("Traceback") == 1
     checked = run("from anabranch.router.cli import main; main()")
-    assert (checked.returncode, checked.stderr) == (2, f"{file}: store 'audit': {says}")
+    assert (checked.returncode, checked.stderr) == (2, f"{file}:4: store 'audit': {says}")

@@ -16,7 +16,7 @@ from anabranch.adapters.sql.database.connections import shown_url
 from anabranch.adapters.sql.shared.statements import TABLES
 from anabranch.policies.config import loads
 from anabranch.policies.config.options import _OF_SHARED, SqlOptions
-from anabranch.policies.errors import ConfigError, PlacementError, StoreFailedError
+from anabranch.policies.errors import ConfigError, PlacementError, StoreFailedError, TransactionError
 
 from .server import PostgresServer, free_port
 
@@ -101,9 +101,9 @@ def test_a_file_is_read_whole(tmp_path: Path, postgres: PostgresServer) -> None:
 
 
 def test_below_the_owner_of_a_directory(
-    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients send and receive there; what a client held that has gone is free."""
+    """Clients send and receive there, but in no transaction; what a client held that has gone is free."""
     given = tmp_path / "stores.yaml"
     given.write_text(FILE)
     monkeypatch.setenv("SHOP_DATABASE", postgres.new_database())
@@ -121,6 +121,11 @@ def test_below_the_owner_of_a_directory(
             bodies.add(received.body)
             received.ack()
         assert (bodies, orders.depth()) == ({b"a train", b"a doll"}, 0)
+        says = "cannot send to or ack in the shared store 'shop' in a transaction; give each process a directory"
+        with pytest.raises(TransactionError, match=says):
+            one.send("orders.new,packed", b"a ball")
+        assert (orders.depth(), one.queue("packed").depth()) == (0, 0)
+    assert says in caplog.text
 
 
 def test_a_token_settles_its_message_from_any_router(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 
 import msgspec
 
-from ....policies.config.options import SqlOptions
+from ....policies.config.options import SqlOptions, refused_to_clients
 from ....policies.errors import (
     AnabranchError,
     ClosedError,
@@ -882,7 +882,7 @@ class SharedStore:
 
     def _refuse_mark(self, mark: str | None) -> None:
         if mark is not None:
-            raise TransactionError(f"store {self.name!r} is shared: it keeps no names of commits")
+            raise TransactionError(refused_to_clients(self.name))
 
     reserve: Any = _always(None)
     """There are no limits."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from ....adapters.system.files import DENIED, read_file, replace_file, require_no_link
 from ....policies import config as configs
 from ....policies.config.durability import Sync
-from ....policies.errors import ConfigError
+from ....policies.errors import OF_VARIABLE, ConfigError, Problem
 from ....policies.paths import from_home
 
 if TYPE_CHECKING:
@@ -160,8 +160,11 @@ def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config
     try:
         return configs.loads(text, directory, names_suffice=names_suffice)
     except ConfigError as error:
-        step = f"no secret is written there, and it may be damaged: give the file that {directory} is used with instead"
-        raise ConfigError([*error.problems, step], str(directory / NAME)) from None
+        problems: list[Problem | str] = [*error.problems]
+        if not all(OF_VARIABLE in problem.message for problem in error.problems):  # else the file is as it was written
+            step = "no secret is written there, and it may be damaged: give the file that"
+            problems.append(f"{step} {directory} is used with instead")
+        raise ConfigError(problems, str(directory / NAME)) from None
 
 
 def known_configuration(directory: Path) -> Config | None:

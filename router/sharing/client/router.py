@@ -17,6 +17,7 @@ from ....adapters.core.store_types import Listener, StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
 from ....adapters.system.durations import Durations
 from ....adapters.system.locking import owner_of
+from ....policies.config.options import SqlOptions, refused_to_clients
 from ....policies.errors import ClosedError, StoreLockedError
 from ....policies.names.destination import Destination
 from ... import events as kinds
@@ -181,6 +182,10 @@ class SharedRouter(Router):
         greeter = Greeter(partial(start, self.config), patience)
         self._store.connect(self._connection_type(directory, greeter, self._store.held))
         self._registry.opened = True
+        if self._starts:
+            for store in self.config.stores:
+                if isinstance(store.options, SqlOptions) and store.options.shared:
+                    log.warning("%s: %s", directory, refused_to_clients(store.name))
         if self._starts and self._store.call("configuration") != starting.mark_of(self.config):
             log.warning(
                 "%s is used as its owner, process %d, was told when it started, and not as the configuration says that "
