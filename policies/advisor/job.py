@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ _SHARED = ("shared",)
 _WEIGHTS = tuple(4.0**power for power in range(7))
 """How dear disk is made, step by step, while the peak is above its cap."""
 
+SHORT_SECONDS = 3600
+"""A trace of less tells little of what is to come."""
 WORTH = 0.01
 """Part that a partitioning has to save of what is there, that it is worth to move messages."""
 SEGMENTS_MAX = 10_000_000
@@ -138,7 +141,7 @@ def _answer(
     return Recommendation(
         recommended=candidates[0],
         candidates=tuple(candidates),
-        findings=(*engine.findings, *choice.findings, *_unmatched(engine, options)),
+        findings=(*engine.findings, *choice.findings, *_unmatched(engine, options), *_short(engine, options)),
         parameters=_parameters(options, engine, tried),
         destinations=destination_usage(choice.set_costs.summary),
         figures=_figures(choice.set_costs, engine, constraints, partitions, candidates, options, report),
@@ -188,10 +191,17 @@ def _unmatched(engine: Engine, options: RecommendOptions) -> list[Finding]:
     unmatched = [text for text in dict.fromkeys(given) if not any(map(Pattern.parse(text).matches, destinations))]
     if not unmatched:
         return []
-    message = (
-        f"pattern{'' if len(unmatched) == 1 else 's'} that match no destination in the trace: {', '.join(unmatched)}"
-    )
+    what = "pattern that matches" if len(unmatched) == 1 else "patterns that match"
+    message = f"{what} no destination in the trace: {', '.join(unmatched)}"
     return [Finding("unmatched-patterns", len(unmatched), message)]
+
+
+def _short(engine: Engine, options: RecommendOptions) -> list[Finding]:
+    """Find that a trace covers too short a time."""
+    seconds = ceil(engine.finish - engine.begin)
+    if options.clock == "seq" or seconds >= SHORT_SECONDS:
+        return []
+    return [Finding("short-trace", seconds, "s is all that the trace covers; record some days")]
 
 
 def _choose(

@@ -56,7 +56,8 @@ def test_the_toy_maker_as_activemq_keeps_it(toymaker: pa.Table, clock: str) -> N
     assert best.cost <= split.cost
     assert best.peak_bytes <= 0.15 * together.peak_bytes
     assert best.spanning_transactions == 0
-    assert {f.code: f.count for f in answer.findings} == {"pending-sends": 61}
+    short = {"short-trace": 7} if clock == "ts" else {}
+    assert {f.code: f.count for f in answer.findings} == {"pending-sends": 61, **short}
 
 
 def test_the_toy_maker_in_our_own_store(toymaker: pa.Table) -> None:
@@ -165,7 +166,7 @@ def test_much_is_told_of_in_a_screen(toymaker: pa.Table) -> None:
         replace(store, name=f"store.{n}", destinations=tuple(f"queue://plant.line.{n}.{i}" for i in range(30)))
         for n in range(20)
     )
-    many = replace(answer, recommended=replace(answer.recommended, stores=stores), findings=answer.findings * 9)
+    many = replace(answer, recommended=replace(answer.recommended, stores=stores), findings=answer.findings[:1] * 9)
     lines = render_text(many).splitlines()
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 80
@@ -181,7 +182,8 @@ def test_nothing_to_gain_is_said() -> None:
     answer = recommend(from_events(events), OPTIONS)
     assert len(answer.recommended.stores) == 1
     assert render_text(answer).startswith("Keep one store: the journals take ")
-    assert "left nothing open" in render_text(answer)
+    assert [finding.code for finding in answer.findings] == ["short-trace"]
+    assert "400 s is all that the trace covers; record some days" in render_text(answer)
 
 
 def test_the_same_trace_gives_the_same_answer() -> None:
@@ -217,7 +219,7 @@ def test_a_cap_on_the_peak(toymaker: pa.Table) -> None:
     assert capped.recommended.peak_bytes <= cap
     assert capped.recommended.cost > free.cost
     hopeless = recommend(toymaker, replace(dear, peak_bytes_max=1))
-    assert {finding.code for finding in hopeless.findings} == {"pending-sends", "peak-cap"}
+    assert {finding.code for finding in hopeless.findings} == {"pending-sends", "peak-cap", "short-trace"}
     assert capped.cap_kept and not hopeless.cap_kept
     assert render_text(hopeless).startswith("The cap on the peak, 1 byte, cannot be kept: the lowest peak found is")
     assert hopeless.recommended.peak_bytes <= capped.recommended.peak_bytes

@@ -95,14 +95,14 @@ def _savings(best: Candidate, base: Candidate) -> list[str]:
     figures = [
         ("disk at the peak", peak_bytes(best), peak_bytes(base)),
         ("disk on average", best.mean_bytes, base.mean_bytes),
-        ("to be copied by compaction", best.copied_bytes, base.copied_bytes),
+        ("copied by compaction", best.copied_bytes, base.copied_bytes),
     ]
     if peak_bytes(best) < peak_bytes(base) * (1 - _NOTABLE):
         del figures[1]
     found = []
     for what, after, before in figures:
         if after < before * (1 - _NOTABLE):
-            less = f"{100 * (1 - after / before):.0f} % less" if after else "nothing"
+            less = f"{100 * (1 - after / before):.0f} % less"
             found.append(f"{less} {what} ({human_bytes(after)}, not {human_bytes(before)})")
     spared = base.spanning_transactions - best.spanning_transactions
     if spared > 0:

@@ -172,8 +172,8 @@ def _store(store: StorePlan, figures: Figures | None, scale: Scale) -> dict[str,
         facts += [
             ("messages", f"{found.sends:,}" + (f" ({found.pending:,} pending)" if found.pending else "")),
             ("written", human_bytes(found.bytes)),
-            ("half are acked within", _acked(found.retention_p50, scale)),
-            ("95 % are acked within", _acked(found.retention_p95, scale)),
+            _acked("half", found.retention_p50, scale),
+            *([] if isinf(found.retention_p50) else [_acked("95 %", found.retention_p95, scale)]),
         ]
         cost = found.merged_cost
         if found.nearest is not None:
@@ -190,8 +190,10 @@ def _store(store: StorePlan, figures: Figures | None, scale: Scale) -> dict[str,
     }
 
 
-def _acked(seconds: float, scale: Scale) -> str:
-    return "not in the trace" if isinf(seconds) else scale.time(seconds)
+def _acked(share: str, seconds: float, scale: Scale) -> tuple[str, str]:
+    if isinf(seconds):
+        return "acked in the trace", f"fewer than {share}"
+    return f"{share} are acked within", scale.time(seconds)
 
 
 def _parameters(recommendation: Recommendation, scale: Scale) -> list[tuple[str, str]]:

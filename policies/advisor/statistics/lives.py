@@ -59,8 +59,8 @@ def life_findings(sends: int, acks: int, counts: Mapping[str, int]) -> list[Find
             ),
             (
                 "pending-sends",
-                "send whose last ack is not in the trace: taken as pending to its end",
-                "sends whose last ack is not in the trace: taken as pending to its end",
+                "send whose last ack the trace lacks: pending to its end",
+                "sends whose last ack the trace lacks: pending to its end",
             ),
             (
                 "repeated-sends",
