@@ -47,6 +47,7 @@ _ROOT: Final = __name__.partition(".")[0]
 _COMMANDS: Final = f"{_ROOT}.router.cli."
 _OWNER: Final = f"{_ROOT}.router.sharing.owner.process"
 _SERVES: Final = f"`{_ROOT} serve`"
+_FOR_CLIENTS: Final = "for its clients, which opened it with shared=True"
 """What opens a directory for clients: the command, or the owner that one of them has started."""
 
 generation: int = 0
@@ -258,7 +259,7 @@ class DirectoryLock:
     def _refusal(self) -> StoreLockedError:
         owner = owner_of(self._path)
         steps = f"close it there first, {self._step}"
-        if self._step and owner.endswith(f"by {_SERVES}"):  # nobody is there to close it
+        if self._step and owner.endswith((f"by {_SERVES}", _FOR_CLIENTS)):  # nobody is there to close it
             steps = f"{self._step}end that process, "
         error = StoreLockedError(
             f"{self._what} in {self._path.parent} is open already, by {owner}; {steps}or use another directory"
@@ -351,20 +352,21 @@ def gone_directory(path: str | Path, what: str) -> str:
 
 def _caller() -> str:
     """Return where code has called that is neither ours nor Python's own: `file:line`. Returns the name of a command,
-    in backquotes. Empty where there is none, as in a thread of ours."""
+    in backquotes, and `_FOR_CLIENTS` in an owner that a client has started. Empty where there is none, as in a thread
+    of ours."""
     frame: FrameType | None = sys._getframe(1)
+    owns = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         root = module.partition(".")[0]
-        if module == _OWNER:
-            return _SERVES
+        owns |= module == _OWNER
         if module.startswith(_COMMANDS):
             if frame.f_code.co_name.endswith("_command"):
                 return f"`{_ROOT} {frame.f_code.co_name.removesuffix('_command')}`"
-        elif not (root == _ROOT or root in sys.stdlib_module_names):
+        elif not (owns or root == _ROOT or root in sys.stdlib_module_names):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return ""
+    return _FOR_CLIENTS if owns else ""
 
 
 def owner_of(path: Path) -> str:
@@ -382,4 +384,5 @@ def owner_of(path: Path) -> str:
 
 def _opened(where: str) -> str:
     """Return what `_caller` has found, to be put behind who the owner is."""
-    return f", opened {'by' if where.startswith('`') else 'at'} {where}" if where else ""
+    how = "by " if where.startswith("`") else "at " if where != _FOR_CLIENTS else ""
+    return f", opened {how}{where}" if where else ""

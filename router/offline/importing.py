@@ -33,8 +33,16 @@ from ...adapters.kahadb.content import NotCarriedError, carried
 from ...adapters.kahadb.openwire import SubscriptionInfo
 from ...adapters.kahadb.pending import Pending, PendingDestination
 from ...adapters.system.files import disk_errors, sync_directory
+from ...adapters.system.locking import owner_of
 from ...policies.config import Config, StoreConfig
-from ...policies.errors import ConfigError, DestinationError, PlacementError, StoreFailedError, TraceError
+from ...policies.errors import (
+    ConfigError,
+    DestinationError,
+    PlacementError,
+    StoreFailedError,
+    StoreLockedError,
+    TraceError,
+)
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ...policies.outputs import write_files
@@ -241,11 +249,20 @@ def in_use(config: Config, pending: Pending, report: Report) -> str | None:
 
 
 def quiet_router(config: Config, progress: Progress = untold) -> Router:
-    """Open a router of which nothing happens by itself: no sweep, no usage log, no other processes."""
+    """Open a router of which nothing happens by itself: no sweep, no usage log, no other processes. Raises as
+    Router.open; StoreLockedError names no way to share, which this does not."""
     router = Router(config)
     # An expired message is imported as it is, and counted, before it is dropped or dead-lettered.
     router._registry.importing = True
-    return router.open(progress)
+    try:
+        return router.open(progress)
+    except StoreLockedError as error:
+        lock = config.directory / "router.lock"
+        if error.path != str(lock):
+            raise
+        raise StoreLockedError(
+            f"{config.directory} is open already, by {owner_of(lock)}; end that process first"
+        ) from error
 
 
 def _begun(marker: Path, source: str) -> frozenset[Destination]:

@@ -288,8 +288,9 @@ class StoreRegistry:
         # The fork first: what a child sees of its parent's locks and flags means nothing.
         if self._generation != locking.generation:
             raise ClosedError(
-                "this router was opened by the parent process; close it there first and open it here, or open another "
-                "directory"
+                "this router was opened by the parent process. In a server that forks, open it after the fork, with "
+                "shared=True, by which all processes use the directory together. Else close it there first and open it "
+                "here, or open another directory"
             )
         if not self.opened:
             raise router_closed()

@@ -265,6 +265,7 @@ def test_check_looks_at_a_directory_in_use(owner: Owner) -> None:
         (("explain", "data/stores/all"), "Close it there first, or read a copy of the directory"),
         (("salvage", "data", "--to", "new"), "Close it there first, or read a copy of the directory"),
         (("repartition", "data", "-c", "new.yaml"), "itself by router.repartition('new.yaml')"),
+        (("export", "data", "--out", "new"), "first; or export a backup, which `anabranch backup` makes meanwhile"),
         (("serve", "data"), "open it with shared=True to use it together, or use another directory"),
     ],
 )

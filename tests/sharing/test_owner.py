@@ -123,7 +123,8 @@ def test_a_program_that_comes_beside_an_owner_is_told_to_share(directory: Path) 
     with anabranch.open(directory, shared=True), pytest.raises(StoreLockedError) as refused:
         anabranch.open(directory)
     assert f"by process {owner_pid(directory)} on " in str(refused.value)
-    assert ", opened by `anabranch serve`; open it with shared=True to use it together, end that" in str(refused.value)
+    told = ", opened for its clients, which opened it with shared=True; open it with shared=True to use it together"
+    assert f"{told}, end that process, or" in str(refused.value)
 
 
 def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
