@@ -66,8 +66,8 @@ def describe_parts(environment: Mapping[str, str] = os.environ) -> str:
     if _is_unwanted(environment):
         return f"{slower} ({FORCE_PURE} is set)"
     return (
-        f"{slower}. That could not be compiled when Anabranch was installed; with a C compiler and Python's headers: "
-        "pip install --force-reinstall --no-deps --no-cache-dir anabranch"
+        f"{slower}. That was not compiled when Anabranch was built; with a C compiler and Python's headers: "
+        "pip install --force-reinstall --no-deps --no-cache-dir --no-binary anabranch anabranch"
     )
 
 

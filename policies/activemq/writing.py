@@ -23,7 +23,7 @@ of sight."""
 NAMESPACE: Final = "http://activemq.apache.org/schema/core"
 _WHOLE_FILE: Final = {
     "transactions": "limits and timeouts of transactions are no attributes of <mKahaDB>",
-    "usage": "ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
+    "usage": "ActiveMQ records no usage; `anabranch recommend` reads what archiveDataLogs keeps (option from-kahadb)",
     "bindings_directory": "an mKahaDB keeps its transactions in its own directory, and records no places",
     "create_directory": "ActiveMQ makes directories that are missing",
     "file_mode": "ActiveMQ makes files as the broker's umask has them",

@@ -187,7 +187,8 @@ class Consumer(Backlog[T]):
 
     def consume(self, timeout: float | None = None, *, lease: float | None = None) -> Iterator[Message[T]]:
         """Yield each message, leased, one after the other. The next one is received when it is asked for, so that none
-        is leased ahead. Ends when none has come for `timeout` seconds (None: goes on for ever). Raises as `receive`."""
+        is leased ahead. Ends when none has come for `timeout` seconds. With None it goes on until the router is closed,
+        which raises ClosedError here. Raises as `receive`."""
         require_timeout(timeout)
         if lease is not None:
             require_seconds(lease, "lease")

@@ -157,16 +157,17 @@ def calibrate_command(directory: Path, as_json: bool) -> None:
         found = calibrate(directory)
     echo_warnings([found.doubt] if found.doubt is not None else [])
     alone = found.alone_per_second
+    provided = "" if found.doubt is None else ", if the disk keeps what it says that it has synced: see the warning"
     echo_result(
         as_json,
         asdict(found) | {"alone_per_second": alone},
         f"A small write and its sync take {found.median * 1000:.3f} ms; one in a hundred {found.p99 * 1000:.3f} ms or "
         f"more; the longest of {found.writes} took {found.longest * 1000:.3f} ms.",
         f"always    as far as the disk goes, one caller sends some {alone:,.0f} messages a second; {CALLERS} callers "
-        f"share syncs, and send up to {alone * CALLERS:,.0f}. A power failure costs nothing.",
+        f"share syncs, and send up to {alone * CALLERS:,.0f}. A power failure costs nothing{provided}.",
         f"periodic  nobody waits. A power failure costs sync_interval and one sync more, {found.median * 1000:.3f} ms.",
         "never     nobody waits. A power failure costs what the system has not written, 30 seconds say.",
-        f"For a store here:  {found.configuration}",
+        f"For a store here:  {found.configuration}{provided}",
     )
 
 

@@ -117,7 +117,7 @@ class _Verifying:
             return False
         if not kind.backend_type.is_contained(options):
             self.result.notes.append(
-                f"store {row.name!r} is in a database, and was not read: use the database's own means (docs/sql.md)"
+                f"store {row.name!r} is in a database, and was not read: use the database's own means"
             )
             return False
         cut = frames_cut(path / SQLITE)

@@ -142,7 +142,7 @@ class _Backup:
             return None
         _require_inside(self._registry, row)
         if is_shared(store):
-            raise PlacementError(f"store {row.name!r} is used by other routers too: back up its database (docs/sql.md)")
+            raise PlacementError(f"store {row.name!r} is used by other routers too: back up its database itself")
         copier = StoreCopier(store)
         kept.enter_context(copier.kept())
         return copier

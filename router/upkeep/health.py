@@ -52,7 +52,9 @@ class StoreHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of a router."""
+    """The health of a router: `ok` for all of it, and `stores` one by one. `in_doubt` counts the prepared transactions
+    that wait, `for_operator` those of them that wait for an operator. `decision_log` says why transactions over several
+    stores are refused, and is None where they are not."""
 
     ok: bool
     """All stores are, so is the decision log, and no transaction waits for an operator."""

@@ -148,7 +148,7 @@ def mend_database(path: Path, name: str) -> list[str]:
         return [
             *notes,
             f"{name}/{path.name} is damaged, and was copied as it is: {found[0]}. Restore it from a backup of the "
-            "database: see docs/sql.md",
+            "database",
         ]
     notes.append(f"{name} is a database: it was copied as it is, and SQLite finds nothing wrong with it")
     try:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -49,7 +50,7 @@ def run(
     lease: float | None = None,
 ) -> None:
     """Call `function` with each message of a queue or a subscription, up to so many at once, until the process is told
-    to end. In the main thread, which alone hears signals. `lease` is as for `receive`.
+    to end. In the main thread, which alone hears signals; in another one use `listen`. `lease` is as for `receive`.
 
     Raises what has ended the listener: StoreFailedError if the store fails, UnknownSubscriptionError if the
     subscription ends; what is in hand is finished before. ValueError if there is to be no thread, or in another thread.
@@ -118,7 +119,16 @@ def _work(message: Message[T], function: Callable[[Message[T]], object]) -> None
         with message:
             function(message)
     except BaseException:
-        log.exception("%r was given back, since the function raised", message)
+        _tell_of(message)
+
+
+def _tell_of(message: Any) -> None:
+    """Log the error for which a message was given back: with its traceback the first time, later in one line."""
+    named = f", message_id {message.message_id!r}," if message.message_id is not None else ""
+    log.error(
+        "%r%s was given back after delivery %d, since the function raised %r",
+        message, named, message.deliveries, sys.exception(), exc_info=message.deliveries == 1,
+    )  # fmt: skip
 
 
 async def run_async(
@@ -194,7 +204,7 @@ async def _work_async(message: AsyncMessage[T], function: Callable[[AsyncMessage
                 await message.release(delivered=False)
                 raise
     except Exception:
-        log.exception("%r was given back, since the function raised", message)
+        _tell_of(message)
 
 
 def _require(count: int, name: str) -> None:

@@ -736,7 +736,12 @@ def test_it_is_told_which_are_used() -> None:
     ("compiled", "python", "pure", "told"),
     [
         (["loops", "appender"], [], False, "compiled: loops, appender"),
-        (["loops"], ["appender"], False, "compiled: loops; in Python, which is slower: appender. That could not be"),
+        (
+            ["loops"],
+            ["appender"],
+            False,
+            "compiled: loops; in Python, which is slower: appender. That was not compiled",
+        ),
         ([], ["loops", "appender"], True, "nothing is compiled; in Python, which is slower: loops, appender (ANABR"),
     ],
 )

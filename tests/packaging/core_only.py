@@ -59,7 +59,7 @@ def main() -> None:
             else:
                 raise AssertionError("join() without the transaction package")
             assert [message.body for message in router.queue("telemetry").browse(limit=None)] == [b"two", b"three"]
-    missing = "nothing is compiled; in Python, which is slower: loops, appender. That could not be compiled when"
+    missing = "nothing is compiled; in Python, which is slower: loops, appender. That was not compiled when"
     assert (missing in told.getvalue()) is pure, told.getvalue()
     loaded = [name for name in EXTRAS if name in sys.modules]
     assert not loaded, f"the core loaded {loaded}"

@@ -37,3 +37,5 @@ def test_a_slow_disk_is_given_another_policy_and_one_too_quick_is_doubted(
     monkeypatch.setattr(calibration, "TOO_SHORT", 60.0)
     quick = calibrate(tmp_path, 20)
     assert quick.doubt is not None and "in which no disk keeps anything" in quick.doubt
+    told = CliRunner().invoke(app, ["calibrate", str(tmp_path)]).stdout
+    assert "A power failure costs nothing, if the disk keeps what it says that it has synced: see the warning" in told

@@ -204,3 +204,23 @@ def test_bad_input(router: anabranch.Router) -> None:
     thread.start()
     thread.join(PATIENCE)
     assert "main thread" in str(errors[0])
+
+
+def test_a_failure_is_logged_with_id_and_delivery_and_its_traceback_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with anabranch.open(tmp_path / "data") as router:
+        queue = router.queue("q")
+        queue.send(b"1", message_id="order-1")
+
+        def fail(message: anabranch.Message[bytes]) -> None:
+            raise ValueError("no box")
+
+        for number in (1, 2):
+            message = queue.receive(timeout=0)
+            assert message is not None
+            worker._work(message, fail)
+            told = caplog.records[-1]
+            assert f", message_id 'order-1', was given back after delivery {number}, since" in told.getMessage()
+            assert told.getMessage().endswith("ValueError('no box')")
+            assert bool(told.exc_info) is (number == 1)

@@ -24,7 +24,7 @@ def ui_command(config: Config, port: int, write: bool, bodies: bool, as_json: bo
     command ends: it holds a token, which the page takes out of the address bar. Other users of the machine, and other
     pages, are refused.
 
-    The page shows stores with their rates and their health, the 50 queues and subscriptions that hold most, dead
+    The page shows stores with their rates and their health, the 50 queues and subscriptions that wait longest, dead
     letters, and transactions in doubt. When asked, it shows why each segment is kept, and makes the advisor's report of
     the usage log. It only reads unless --write is given, and shows no bodies unless --bodies is.
 
