@@ -88,8 +88,9 @@ def trace_command(
     """Write a usage trace of usage logs, or of a workload.
 
     A router records with `usage: {}` in its configuration, or once its program calls start_usage_log(). The logs are
-    only read, also while they are written. docs/advisor.md says what the trace's columns mean. `anabranch recommend`
-    reads logs and workloads itself. A trace is for other programs, for Spark, or to be kept.
+    only read, also while they are written. The page "The advisor" of the documentation says what the trace's columns
+    mean. `anabranch recommend` reads logs and workloads itself. A trace is for other programs, for Spark, or to be
+    kept.
 
     The logs of several nodes make one trace, which says in the column node where each operation was. Clocks that
     differ are merged by the messages that were sent on one node and acked on another.
@@ -321,9 +322,9 @@ def recommend_command(
     """Recommend which destinations should share a store.
 
     The command reads how destinations were used. It simulates which journal files every partitioning would have kept,
-    and writes the best one as a configuration. docs/advisor.md says how a trace and a workload look, what the figures
-    and the warnings mean, and which model and clock to choose. --disk-gib, --sync-rate and --copy-rate weigh disk
-    against transactions over several stores and against compaction's copying.
+    and writes the best one as a configuration. The page "The advisor" of the documentation says how a trace and a
+    workload look, what the figures and the warnings mean, and which model and clock to choose. --disk-gib, --sync-rate
+    and --copy-rate weigh disk against transactions over several stores and against compaction's copying.
 
     If no partitioning keeps the cap of --peak-max, the one with the lowest peak is written. Then the summary says so
     first, and the exit code is 1.

@@ -257,9 +257,16 @@ def hosts(stage: Stage) -> None:
     assert said == [b"a train"]
 
 
+def many_machines(stage: Stage) -> None:
+    """They need a server: tests/sql/test_many_machines.py runs them."""
+    named(stage, "web.py", "worker.py")
+
+
 SCENES: Final[dict[str, Callable[[Stage], None]]] = {
     "README.md": first_page, "docs/index.md": first_page, "docs/messages.md": messages, "docs/maps.md": maps,
     "docs/processes.md": processes, "docs/transactions.md": transactions, "docs/configuration.md": configuration,
+    "docs/many-machines.md": many_machines,
+    "A worker inside another program": says("delivered a hook\n", "embedded.py"),
     "docs/sql.md": sql, "docs/adapters.md": adapters, "docs/hosts.md": hosts, "docs/tutorial.md": tutorial,
     "A webhook queue with retries": webhooks, "An outbox": says("placed: a train\n", "outbox.py"), "gunicorn": gunicorn,
     "asyncio": says("100 jobs done\n", "loop.py"),

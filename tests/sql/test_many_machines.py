@@ -65,6 +65,8 @@ def run(here: Path, command: list[str], **environment: str) -> str:
 
 
 def test_the_walk_through(here: Path, shop: str) -> None:
+    for text in (text for kind, text in BLOCKS if kind == "python"):
+        (here / text.split()[1]).write_text(text)
     blocks = [(kind, text.replace("localhost:5432", shop)) for kind, text in BLOCKS if kind in ("sh", "text")]
     script = "\n".join(f"{text}echo ---" for kind, text in blocks if kind == "sh")
     said = run(here, ["bash", "-e", "-c", script]).split("---\n")
