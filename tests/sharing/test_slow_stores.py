@@ -6,6 +6,7 @@ import io
 import threading
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import anabranch
 from anabranch.adapters.core import Store
 from anabranch.policies.errors import ClosedError
-from anabranch.router.sharing.owner import reading, rounds
+from anabranch.router.sharing.owner import loop, reading, rounds
 from anabranch.router.sharing.owner.server import Server
 
 from ..contract.disk import PATIENCE, eventually
@@ -82,7 +83,7 @@ def test_a_thread_whose_turn_is_over_leaves_all_else_to_the_next(
     with anabranch.open(tmp_path / "data") as router:
         server = router.serve()
         assert isinstance(server, Server)
-        first, loop, due = server._thread, server._loop, threading.Event()
+        first, timers, due = server._thread, server._loop, threading.Event()
         waits, go_on = threading.Event(), threading.Event()
 
         def wait() -> None:
@@ -95,11 +96,11 @@ def test_a_thread_whose_turn_is_over_leaves_all_else_to_the_next(
 
         with Peer(router.config.directory) as peer:
             monkeypatch.setattr(server._rounds, "_go_on", lambda: None)  # the next begins below
-            loop.later(lambda: loop.at(0, wait))
+            timers.later(lambda: timers.at(0, wait))
             assert waits.wait(PATIENCE)
             peer.send(Op.SEND, "queue://q", [b"x", None, None, 4, 0, True, False, 0], False)
-            loop.later(take_long)
-            loop.later(due.set)
+            timers.later(take_long)
+            timers.later(due.set)
             go_on.set()
             assert first is not None
             first.join(PATIENCE)
@@ -123,6 +124,33 @@ def test_a_receive_looks_once_however_short_its_time_is(tmp_path: Path, monkeypa
         router.queue("q").send(b"x")
         assert take(client.queue("q"), 0.001).body == b"x"
         assert client.queue("q").receive(0.001) is None
+
+
+def test_an_owner_keeps_nothing_of_receives_that_were_answered_before_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SWEPT_AT", 16)
+    with anabranch.open(tmp_path / "data") as router:
+        server = router.serve()
+        assert isinstance(server, Server)
+        with Peer(router.config.directory) as peer:
+            for n in range(100):
+                numbers = {peer.send(Op.RECEIVE, "queue://q", None, 1, 3600, None) for _ in range(3)}
+                eventually(lambda: [one["waiting"] for one in server.sessions()] == [3], server.sessions)
+                router.queue("q").send_many([b"%d" % n] * 3)
+                assert {peer.next()[0] for _ in range(3)} == numbers
+        assert len(server._loop._timers) < 3 * 16
+
+
+def test_timers_are_called_in_turn_whichever_are_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SWEPT_AT", 16)
+    timers, called = loop.Loop(), list[int]()
+    made = [timers.at(-1 - n if n % 3 else 3600, partial(called.append, n)) for n in range(300)]
+    for one in made[::2]:
+        one.call_off()
+    assert timers.run_due(lambda: True)
+    assert called == [n for n in range(299, 0, -2) if n % 3]
+    assert len(timers._timers) == 50
 
 
 def test_sends_of_one_thread_keep_their_order_whichever_are_synced_or_large(tmp_path: Path) -> None:

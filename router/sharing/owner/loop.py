@@ -15,6 +15,21 @@ from typing import Any, Final
 
 WAIT_MAX: Final = 3600.0
 """A selector waits for no more than some weeks; who waits for longer is looked after now and then."""
+SWEPT_AT: Final = 256
+"""So many timers may be there before those that were called off are looked for."""
+
+
+class Timer:
+    """What is to be done at a time."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call: Callable[[], object] | None = call
+
+    def call_off(self) -> None:
+        """Let it not be done. Any thread. Idempotent."""
+        self.call = None
 
 
 class Loop:
@@ -26,8 +41,11 @@ class Loop:
         """What other threads have left to be done here."""
         self._wake_in: socket.socket
         self._wake_out: socket.socket | None = None
-        self._timers: list[tuple[float, int, Callable[[], object]]] = []
+        self._timers: list[tuple[float, int, Timer]] = []
         """A heap of what is to be done at a time (monotonic)."""
+        self._swept_at = SWEPT_AT
+        self._adding = threading.Lock()
+        """Guards what is added against a sweep: a thread whose turn is over may still add."""
         self._numbers = itertools.count()
         self.closing = False
         """It is to end."""
@@ -78,14 +96,28 @@ class Loop:
                 return False
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
-            if not goes_on():
-                return False
+            call = heapq.heappop(self._timers)[2].call
+            if call is not None:
+                call()
+                if not goes_on():
+                    return False
+        if len(self._timers) > self._swept_at:
+            self._sweep()
         return True
 
-    def at(self, seconds: float, call: Callable[[], object]) -> None:
-        """Let something be done in so many seconds."""
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
+    def _sweep(self) -> None:
+        """Let go of the timers that were called off. A look costs little, for there are twice as many by the next."""
+        with self._adding:
+            self._timers = [one for one in self._timers if one[2].call is not None]
+            heapq.heapify(self._timers)
+        self._swept_at = max(SWEPT_AT, 2 * len(self._timers))
+
+    def at(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Let something be done in so many seconds, unless it is called off."""
+        timer = Timer(call)
+        with self._adding:
+            heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), timer))
+        return timer
 
     def later(self, call: Callable[[], object]) -> None:
         """Leave something to be done by the serving thread. Any thread."""

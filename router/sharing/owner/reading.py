@@ -26,6 +26,7 @@ from ...api.patterns import Patterns
 from ...placement.registry import StoreRegistry
 from .. import protocol
 from .answers import Answers
+from .loop import Timer
 from .session import PAGE_BYTES, UNREAD_MAX, Session, slices
 from .writing import Writes
 
@@ -51,7 +52,7 @@ class Reads:
         registry: StoreRegistry,
         answers: Answers,
         writes: Writes,
-        at: Callable[[float, Callable[[], object]], None],
+        at: Callable[[float, Callable[[], object]], Timer],
         ask: Callable[[Session, int, Hand], None],
     ) -> None:
         """`ask`, which any thread may, has a message handed over in a round of its own."""
@@ -90,9 +91,10 @@ class Reads:
         shared().lead(self._wait(session, number, request).start)
 
     def _wait(self, session: Session, number: int, request: protocol.Receive) -> _Waiting:
-        waiting = session.waiting[number] = _Waiting(session, number, request, partial(self._ask, session, number))
+        waiting = _Waiting(session, number, request, partial(self._ask, session, number))
         if request.timeout is not None:
-            self._at(request.timeout, waiting.expire)
+            waiting.timer = self._at(request.timeout, waiting.expire)
+        session.waiting[number] = waiting
         if session.is_closed:  # while another thread served, and this one was held up
             waiting.cancel()
         return waiting
@@ -270,6 +272,8 @@ class _Waiting:
         self._lock = threading.Lock()
         self._over = self._late = False
         self._listener: Listener | None = None
+        self.timer: Timer | None = None
+        """Ends it when its time is over; None: it has no end."""
         self._starts = 0
         """The thread that lets it stand in line just now."""
 
@@ -350,7 +354,7 @@ class _Waiting:
             listener = self._listener
         if over:
             return False
-        self._session.waiting.pop(self._number, None)
+        self._let_go()
         if listener is not None:
             listener.close()
         self._session.answer(self._number, self._session.hold(messages))
@@ -360,5 +364,10 @@ class _Waiting:
         with self._lock:
             over, self._over = self._over, True
         if not over:
-            self._session.waiting.pop(self._number, None)
+            self._let_go()
             self._session.fail(self._number, error)
+
+    def _let_go(self) -> None:
+        self._session.waiting.pop(self._number, None)
+        if self.timer is not None:
+            self.timer.call_off()
