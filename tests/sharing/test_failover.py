@@ -148,6 +148,11 @@ def _two(router: Router) -> None:
     router.queue("q").send_many([b"1", b"2"])
 
 
+def _holding_two(router: Router) -> list[anabranch.Message[bytes]]:
+    _two(router)
+    return router.queue("q").receive_many(2)
+
+
 def _commit(router: Router, acked: anabranch.Message[bytes] | None, *sends: tuple[str, bytes]) -> Any:
     with router.transaction() as transaction:
         if acked is not None:
@@ -257,6 +262,7 @@ CASES = {
     ),
     "ack": Case(Op.ACK, lambda router, message: message.ack(), _acked_twice, _holding),
     "ack_nowait": Case(Op.ACK, lambda router, message: message.ack_nowait().result(PATIENCE), _acked_twice, _holding),
+    "ack of two": Case(Op.ACK, lambda router, messages: router.ack(messages), _emptied, _holding_two),
     "release": Case(Op.SETTLE, lambda router, message: message.release(), _expect(b"1", b"2", b"3"), _holding),
     "reject": Case(Op.SETTLE, lambda router, message: message.reject("bad"), _rejected, _holding),
     "extend": Case(Op.CALL, lambda router, message: message.extend(60), _extended, _holding, "extend"),

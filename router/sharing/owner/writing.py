@@ -250,8 +250,9 @@ class Writes:
         self._answers.answer_with(session, number, future, partial(_ends, session, request.tokens))
 
     def _require(self, tokens: list[str]) -> None:
-        """Raise UnknownMessageError unless all of these can be settled: they are, or none of them."""
-        for token in tokens:
+        """Raise UnknownMessageError unless all of these can be settled: they are, or none of them. What an owner before
+        had settled is."""
+        for token in filter(None, tokens):
             store_of_lease(self._registry, token).require_leased([token])
 
     def commit(self, session: Session, number: int, request: Commit) -> None:
