@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,15 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core import Store
+from anabranch.adapters.core.service.settling import BegunAck
+from anabranch.adapters.system.background import shared
+from anabranch.router.api.settling import TokenSettler
 from anabranch.router.api.transaction import Transaction
 from anabranch.router.router import Router
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
+from anabranch.router.sharing.owner import rounds
 from anabranch.router.sharing.owner.presence import Presence
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.protocol import VERSION
@@ -96,6 +100,47 @@ def test_a_client_that_has_not_heard_the_greeting_comes_again_with_what_it_holds
         assert peer.ask(*greeting)[0]
         assert peer.ask(Op.ACK, ["a token"]) == (True, None)
         assert router.queue("q").depth() == 0
+    file.close()
+
+
+@pytest.mark.parametrize("how", ["ack", "release", "reject"])
+def test_what_was_just_being_settled_as_a_connection_was_lost_is_settled_once_and_says_so(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its client comes again, and asks for it once more, while it is under way."""
+    monkeypatch.setattr(rounds, "SLOW_SECONDS", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+    settled, wait = TokenSettler.settle_nowait, BegunAck.wait
+
+    def late(call: Callable[[], Any]) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(PATIENCE)
+        return call()
+
+    monkeypatch.setattr(BegunAck, "wait", lambda begun: late(lambda: wait(begun)))
+    monkeypatch.setattr(
+        TokenSettler, "settle_nowait",
+        lambda *given: shared().call(lambda: late(lambda: settled(*given).result(PATIENCE))),
+    )  # fmt: skip
+    directory, (*greeting, _, _) = router.config.directory, _greeting(router)
+    request = [Op.ACK] if how == "ack" else [Op.SETTLE]
+    file = ClientFile(directory, CLIENT)
+    with Peer(directory, greets=False) as peer:
+        _, (generation, _) = peer.ask(*greeting, "", [])
+        ((token, seq, *_),) = peer.ask(Op.RECEIVE, "queue://q", None, 1, 0, None)[1]
+        more = [] if how == "ack" else [how, None if how == "release" else (None, "bad"), True, None]
+        peer.send(*request, [token], *more)
+        assert begun.wait(PATIENCE)
+    eventually(lambda: not server.sessions(), server.sessions)
+    with Peer(directory, greets=False) as peer:
+        peer.send(*greeting, generation, [(token, "queue://q", None, seq, None)])
+        eventually(lambda: [one["held"] for one in server.sessions()] == [1], server.sessions)
+        go_on.set()
+        assert peer.next()[1]
+        assert peer.ask(*request, [token], *more) == (True, None)
+        assert router.queue("q").counts()[:2] == ((1, 0) if how == "release" else (0, 0))
+        assert [one["held"] for one in server.sessions()] == [0]
     file.close()
 
 

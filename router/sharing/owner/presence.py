@@ -41,8 +41,8 @@ class _Left(NamedTuple):
     """The leases of a client that lives and has lost its connection."""
 
     held: Tokens
-    aliases: dict[str, str | None]
-    """As in its session: it may not have heard yet that this owner knows it."""
+    session: Session
+    """Its session, whose aliases hold: it may not have heard yet that this owner knows it."""
     until: float
     """It is kept until then (monotonic)."""
 
@@ -106,15 +106,17 @@ class Presence:
             if other.client == client:
                 self.gone(other)  # its connection was lost, and the end of it is not read yet
         session.greeted(client, request.pid)
-        left, aliases, _until = self._left.pop(client, _Left({}, {}, 0.0))
+        left, old, _until = self._left.pop(client, _Left({}, session, 0.0))
+        kept: dict[str, str] = {}
         others: list[Held] = []
         with session.lock:
             for one in held:
-                now = aliases.get(one.token, one.token)
+                now = old.aliases.get(one.token, one.token)
                 if now is None or now not in left:
                     others.append(one)
                     continue
                 session.held[now] = left.pop(now)
+                kept[one.token] = now
                 if now != one.token:
                     session.aliases[one.token] = now
         was_here = generation != self.generation and generation.startswith(self._process)
@@ -122,12 +124,22 @@ class Presence:
 
         def take_up() -> None:
             wait(before)  # of connections that were lost: what they have leased meanwhile is given back
+            self._note_settled(session, kept, old)
             wait(self.give_back(left))  # first: what it asks for again finds them at their places
             self._lease_again(session, others, was_here)
 
         taking_up = shared().call(take_up)
         self._begin(client, taking_up)
         taking_up.add_done_callback(lambda _: self._loop.later(partial(self._greeted, session, number)))
+
+    def _note_settled(self, session: Session, kept: dict[str, str], old: Session) -> None:
+        """Note what was settled over a connection that was lost, once that is over: its client comes with it again."""
+        while old.ending:
+            time.sleep(0.001)
+        for given, now in kept.items():
+            if now in old.ended_late:
+                session.let_go([given])
+                session.aliases[given] = None
 
     def _begin(self, client: str, done: Future[None]) -> None:
         """Note what is under way for a client."""
@@ -176,7 +188,7 @@ class Presence:
         held = self._drop(session)
         self._expected.discard(session.client)
         if session.client and held and is_living(self._directory, session.client):
-            self._left[session.client] = _Left(held, session.aliases, time.monotonic() + GRACE_SECONDS)
+            self._left[session.client] = _Left(held, session, time.monotonic() + GRACE_SECONDS)
             self._loop.at(DEATH_SECONDS, partial(self._forget, session.client))
         else:
             self.give_back(held)
@@ -224,7 +236,7 @@ class Presence:
                 session.sock.setblocking(True)
                 session.sock.settimeout(1.0)
                 session.flush()
-            self._left[session.client] = _Left(self._drop(session), {}, 0.0)
+            self._left[session.client] = _Left(self._drop(session), session, 0.0)
         given_back = [future for left in self._left.values() for future in self.give_back(left.held)]
         self._left.clear()
         return given_back + [one for some in self._under_way.values() for one in some]

@@ -97,6 +97,10 @@ class Session:
         """Tokens of what it holds, as they are now, with the subscription."""
         self.aliases: dict[str, str | None] = {}
         """Tokens as the client knows them from an owner before, and as they are now; None: gone."""
+        self.ending: set[int] = set()
+        """Numbers of the requests that are just ending leases."""
+        self.ended_late: set[str] = set()
+        """Tokens of what it held when it was closed, and was settled after that."""
         self.listeners: dict[int, Listener] = {}
         self.granted: dict[int, int] = {}
         """By listener: all credit that its client has given it since its beginning."""
@@ -198,6 +202,8 @@ class Session:
         """Return the frame that answers a request, which is to be sent."""
         if self.large:
             self.note_answered(number)
+        if self.ending:
+            self.ending.discard(number)
         return protocol.pack(number, True, value)
 
     def failing(self, number: int, error: BaseException) -> bytes:
@@ -206,6 +212,7 @@ class Session:
             log.error("a request of a client failed: %s", error, exc_info=error)
         if self.large:
             self.note_answered(number)
+        self.ending.discard(number)
         return protocol.pack(number, False, protocol.pack_error(error))
 
     def answer(self, number: int, value: Any) -> None:
@@ -401,6 +408,15 @@ class Session:
         """Return the token by which the owner knows what the client knows by this one; None if it is gone."""
         return self.aliases.get(token, token) if self.aliases else token
 
+    def begin_ending(self, number: int) -> bool:
+        """Note that a request is just ending leases, until it is answered. False: its client has gone, or comes again
+        over another connection, and asks for it there."""
+        self.ending.add(number)
+        if not self.is_closed:  # looked at behind the line above: who greets it again looks the other way round
+            return True
+        self.ending.discard(number)
+        return False
+
     def let_go(self, tokens: Iterable[str]) -> None:
         """Note that the client holds these no more."""
         with self.lock:
@@ -408,6 +424,8 @@ class Session:
                 if self.aliases:
                     token = self.aliases.pop(token, token) or token
                 self.held.pop(token, None)
+                if self.is_closed:
+                    self.ended_late.add(token)
 
     def shown(self) -> dict[str, Any]:
         """Return who it is, and what it holds and waits for, as plain values."""

@@ -206,6 +206,8 @@ class Writes:
 
     def ack(self, session: Session, number: int, request: Ack, gathered: Gathered, begun: deque[Begun]) -> None:
         """Add an ack to those of its round; begin it where it may have to wait for more than the disk."""
+        if not session.begin_ending(number):
+            return
         tokens = _tokens(session, request.tokens)
         if len(tokens) > 1:
             self.begin_acks(gathered, begun)  # which may be of the same messages
@@ -240,6 +242,8 @@ class Writes:
 
     def settle(self, session: Session, number: int, request: Settle) -> None:
         """End leases in any way."""
+        if not session.begin_ending(number):
+            return
         tokens = _tokens(session, request.tokens)
         if request.whole and len(tokens) > 1:
             self._require(tokens)
