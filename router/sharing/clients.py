@@ -17,6 +17,9 @@ from ...adapters.system.files import disk_errors, make_directory, open_file
 
 DIRECTORY: Final = "clients"
 FILE_MODE: Final = 0o600
+GRACE_SECONDS: Final = 2.0
+"""For so long a new owner waits for the clients of the one before to tell what they hold; and for a client that lives
+and has lost its connection, until what it held is given back."""
 
 
 def clients_of(directory: Path) -> Path:

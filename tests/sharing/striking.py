@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,8 +33,9 @@ from anabranch.adapters.system.conditions import Thread
 from anabranch.policies.config import Config
 from anabranch.policies.errors import StoreLockedError
 from anabranch.router.router import Router
-from anabranch.router.sharing import starting
+from anabranch.router.sharing import clients, starting
 from anabranch.router.sharing.owner import presence
+from anabranch.router.sharing.owner.control import ControlSocket
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.owner.session import Session
 from anabranch.router.sharing.protocol import Request, pack_error, unpack, unpack_error
@@ -133,11 +135,14 @@ def _serve(config: Config, linger: float | None, grace: float, told: Connection)
 
 
 def _opened(config: Config) -> Router:
-    """Open the router once the owner before, which was just killed, has let go of its lock."""
+    """Open the router, as the process of an owner does, once the owner before, which was just killed, has let go of its
+    lock."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return Router(config).open()
+            router = Router(config)
+            router._let_in = partial(ControlSocket, listens=False)  # type: ignore[method-assign]
+            return router.open()
         except StoreLockedError:
             if time.monotonic() > deadline:
                 raise
@@ -166,7 +171,7 @@ class Striking:
         self.directory = directory
         self.source: Any = directory
         self.linger: float | None = None
-        self.grace = presence.GRACE_SECONDS
+        self.grace = clients.GRACE_SECONDS
         self.owners: list[BaseProcess] = []
         self._told: list[Connection] = []
         self._aimed: BaseProcess | None = None

@@ -7,17 +7,20 @@ import os
 import signal
 import socket
 import threading
+import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
 from anabranch import Config, StoreConfig
 from anabranch.policies.errors import StoreLockedError
-from anabranch.router.sharing import socket_file
+from anabranch.router.sharing import socket_file, starting
 from anabranch.router.sharing.client import greeting
-from anabranch.router.sharing.owner import control, process
+from anabranch.router.sharing.clients import ClientFile
+from anabranch.router.sharing.owner import control, presence, process
 from anabranch.router.sharing.socket_file import connected
 
 from ..children import CONTEXT, run_program
@@ -141,6 +144,37 @@ def test_what_a_client_holds_is_its_own_when_a_server_of_the_router_follows_anot
             with pytest.raises(anabranch.UnknownMessageError):
                 first.ack()
             assert (queue.depth(), queue.counts().leased) == (1, 1)
+
+
+def test_who_opens_the_directory_next_receives_nothing_that_a_living_client_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (control, presence):
+        monkeypatch.setattr(module, "GRACE_SECONDS", PATIENCE)
+    monkeypatch.setattr(starting, "_tell_start", lambda config: None)
+    greet = greeting.Greeter._greet
+    with anabranch.open(config(tmp_path)) as first, anabranch.open(config(tmp_path), shared=True) as client:
+        client.queue("q").send(b"x")
+        message = client.queue("q").receive()
+        assert message is not None
+
+        def late(*given: Any) -> Any:
+            time.sleep(0.2)
+            return greet(*given)
+
+        monkeypatch.setattr(greeting.Greeter, "_greet", late)
+        first.close()
+        with anabranch.open(config(tmp_path)) as second:
+            assert second.queue("q").receive() is None
+            message.ack()
+            assert second.queue("q").depth() == 0
+
+
+def test_a_client_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "GRACE_SECONDS", 0.05)
+    stopped = ClientFile(tmp_path, f"{os.getpid():x}-abc")
+    anabranch.open(config(tmp_path)).close()
+    stopped.close()
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), OSError(28, "no room"), OSError(24, "no descriptor")])

@@ -31,10 +31,9 @@ from anabranch.policies.errors import (
     TransactionError,
     UnknownMessageError,
 )
-from anabranch.router.sharing import starting
+from anabranch.router.sharing import clients, starting
 from anabranch.router.sharing.client import connection
 from anabranch.router.sharing.client.connection import Connection
-from anabranch.router.sharing.owner import presence
 from anabranch.router.sharing.protocol import pack
 from anabranch.router.sharing.socket_file import bound, remove
 
@@ -624,7 +623,7 @@ def test_a_client_that_asks_for_nothing_keeps_what_it_holds(striking: Striking) 
     with striking.client() as router, striking.client() as other:
         message = _holding(router)
         striking.kill()
-        time.sleep(presence.GRACE_SECONDS + 0.5)
+        time.sleep(clients.GRACE_SECONDS + 0.5)
         assert take(other.queue("q"), PATIENCE).body == b"2"
         message.ack()
         assert bodies(other) == [b"2", b"3"]

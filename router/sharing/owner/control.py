@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import threading
+import time
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Thread
+from ..clients import GRACE_SECONDS, living
 from ..socket_file import bound_without_file
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class ControlSocket:
         self._listens_later = registry.config.control and not listens
         if registry.config.control and listens:
             self._listen()
+            self._wait_for_clients()
 
     def serve(self, linger: float | None) -> Server:
         """Serve until that is stopped, as Router.serve."""
@@ -99,6 +102,16 @@ class ControlSocket:
             log.warning("no other process can look into %s while it is open: %s", self._directory, error)
         if self._over:  # it was closed meanwhile
             self.leave()
+
+    def _wait_for_clients(self) -> None:
+        """Wait until the clients of an owner before have told what they hold, or have had the time: whoever opens the
+        router would receive it."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while not self._over and any(living(self._directory)):
+            server = self.server
+            if time.monotonic() > deadline if server is None else server.grace_over.is_set():
+                return
+            time.sleep(0.005)
 
     def come(self) -> None:
         """Serve whoever has connected, on a thread. The thread that watches alone."""

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -18,7 +19,7 @@ from ....adapters.core.store_types import Settlement, SubscriptionKey
 from ....adapters.system.background import shared
 from ....policies.errors import AnabranchError, ClosedError
 from ...router import Router
-from ..clients import is_living, living
+from ..clients import GRACE_SECONDS, is_living, living
 from ..protocol import VERSION, Held, Hello, ProtocolError, destination_of
 from .loop import Loop
 from .rounds import Asked
@@ -26,9 +27,6 @@ from .session import Session
 
 log: logging.Logger = logging.getLogger(__name__)
 
-GRACE_SECONDS: Final = 2.0
-"""For so long a new owner waits for the clients of the one before to tell what they hold; and for a client that lives
-and has lost its connection, until what it held is given back."""
 DEATH_SECONDS: Final = 0.02
 """A process that was killed has its socket closed before its file, or the other way round, this much apart at most."""
 CLIENT: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
@@ -69,6 +67,8 @@ class Presence:
         """Clients of the owner before that have yet to tell what they hold."""
         self._parked: list[Asked] | None = None
         """Requests that wait until all of them have."""
+        self.grace_over: Final = threading.Event()
+        """Set once all of them have, or have had the time."""
 
     def begin(self) -> None:
         """Wait for the clients of the owner before."""
@@ -76,6 +76,8 @@ class Presence:
         if self._expected:
             self._parked = []
             self._loop.at(GRACE_SECONDS, self._end_grace)
+        else:
+            self.grace_over.set()
 
     def admitted(self, requests: list[Asked]) -> list[Asked]:
         """Return those requests that need not wait for the grace to end."""
@@ -88,6 +90,7 @@ class Presence:
         """Do what was asked for meanwhile."""
         parked, self._parked = self._parked, None
         self._expected.clear()
+        self.grace_over.set()
         if parked:
             self._on_parked(parked)
 

@@ -18,11 +18,12 @@ from typing import Any, Final
 from ....adapters.system.conditions import Thread
 from ....adapters.system.files import disk_errors
 from ...router import Router
+from ..clients import GRACE_SECONDS
 from ..protocol import Hello, Ping, ProtocolError, pack
 from ..socket_file import Identity, bound, is_left, remove, user_of
 from ..starting import hold_start
 from .loop import Loop
-from .presence import GRACE_SECONDS, Presence
+from .presence import Presence
 from .rounds import Asked, Rounds
 from .session import UNREAD_MAX, Session
 
@@ -58,6 +59,8 @@ class Server:
         self._presence = Presence(router, self._loop, self._round)
         self._rounds.ops[Hello] = self._presence.hello
         self._sessions = self._presence.sessions
+        self.grace_over = self._presence.grace_over
+        """Set once the clients of an owner before have told what they hold, or have had the time."""
         self.failure: BaseException | None = None
         """Why the server has ended by itself, if it was a defect."""
         self._thread: threading.Thread | None = None
