@@ -21,7 +21,8 @@ from anabranch.router.router import Router
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
-from anabranch.router.sharing.owner import rounds
+from anabranch.router.sharing.owner import reading, rounds
+from anabranch.router.sharing.owner import session as sessions
 from anabranch.router.sharing.owner.presence import Presence
 from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.protocol import VERSION
@@ -217,3 +218,50 @@ def test_an_owner_that_has_said_goodbye_leaves_what_comes_then_to_the_next(
         router.serve()
         counting.join(PATIENCE)
         assert counts == [2]
+
+
+def test_listeners_of_a_client_that_reads_nothing_have_no_credit_until_it_does(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it is bounded, and others get the rest."""
+    for module in (sessions, reading):
+        monkeypatch.setattr(module, "UNREAD_MAX", 1 << 18)
+    queue, total = router.queue("q"), 600
+    with Peer(router.config.directory) as peer:
+        for listener in (1, 2):
+            assert peer.ask(Op.LISTEN, listener, "queue://q", None, 2 * total, None, 2 * total)[0]
+        queue.send_many([bytes(1 << 14)] * total)
+        (of_peer,) = server._sessions.values()
+        eventually(lambda: sum(of_peer._withheld.values()) + queue.counts().leased == 4 * total, queue.counts)
+        assert set(of_peer._withheld) == {1, 2} and queue.counts().leased < total // 2
+        take(queue, PATIENCE).ack()
+        assert of_peer.withdraw_credit(1, 10) == 10
+        seqs = set[int]()
+        while len(seqs) < total - 1:
+            number, _, pushed = peer.next()
+            seqs.update(seq for _, seq, *_ in (pushed if number == 0 else ()))
+        assert queue.counts()[:2] == (0, total - 1)
+        left = list[int]()
+
+        def is_all_back() -> bool:
+            left.extend(of_peer.withdraw_credit(listener, 4 * total) or 0 for listener in (1, 2))
+            return sum(left) == 4 * total - 10 - len(seqs)
+
+        eventually(is_all_back, lambda: str(left))
+
+
+def test_receives_that_wait_of_a_client_that_reads_nothing_are_given_one_message_each(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sessions, reading):
+        monkeypatch.setattr(module, "UNREAD_MAX", 1 << 18)
+    queue = router.queue("q")
+    with Peer(router.config.directory) as peer:
+        for _ in range(100):
+            peer.send(Op.RECEIVE, "queue://q", None, 100, None, None)
+        eventually(lambda: server.sessions()[0]["waiting"] == 100, server.sessions)
+        with router.transaction() as transaction:
+            for _ in range(600):
+                transaction.send(queue, bytes(1 << 14))
+        eventually(lambda: not server.sessions()[0]["waiting"], server.sessions)
+        assert 100 <= queue.counts().leased < 300

@@ -231,12 +231,6 @@ def _extend(session: Session, given: str, seconds: float | None) -> None:
     store.extend(store.leased(token), seconds)
 
 
-def _withdraw_credit(session: Session, number: int, most: int) -> int | None:
-    """Take credit back from a listener; None for one that is not known, or not yet."""
-    listener = session.listeners.get(number)
-    return None if listener is None else listener.withdraw_credit(most)
-
-
 def _find(session: Session, destination: Destination, message_id: str) -> list[Any] | None:
     message = session.registry.for_held(destination, lambda store: store.find(destination, message_id), None)
     return None if message is None else pack_message(message, message._store.store_id, session.add_body)
@@ -310,7 +304,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "delete": Called(lambda session, destination: session.registry.removal.delete(destination), Destination),
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
     "browse": Called(_browse, Destination, Key, int, int | tuple[int, int, bytes | None], bool, is_page=True),
-    "withdraw_credit": Called(_withdraw_credit, int, int),
+    "withdraw_credit": Called(Session.withdraw_credit, int, int),
     "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str, is_page=True),
     "newer": Called(_newer, Destination, int, is_long=True, is_page=True),

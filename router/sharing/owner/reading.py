@@ -173,6 +173,8 @@ class Reads:
             packed = session.hold([message])
             if packed is not None:
                 session.send(protocol.pack(0, listener, packed))
+                if len(session.out) > UNREAD_MAX:
+                    session.withhold(listener)
 
         def on_end(error: Exception) -> None:
             session.listeners.pop(listener, None)
@@ -340,7 +342,8 @@ class _Waiting:
         self._end([])
 
     def _came(self, message: Message[Any]) -> None:
-        self._given(_page(message._store, self._destination, self._request, [message]))
+        is_full = len(self._session.out) > UNREAD_MAX
+        self._given([message] if is_full else _page(message._store, self._destination, self._request, [message]))
 
     def _given(self, messages: list[Message[Any]]) -> None:
         if not self._end(messages):

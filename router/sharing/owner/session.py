@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -38,8 +39,8 @@ PAGE_BYTES: Final = 8 << 20
 UNANSWERED_MAX: Final = 1024
 """Requests of a client that are taken without an answer; beyond that it is not read."""
 UNREAD_MAX: Final = 64 << 20
-"""Bytes that wait for a client to read them; beyond that nothing more is read of it, no page is made for it, and it is
-dropped after a time."""
+"""Bytes that wait for a client to read them; beyond that nothing more is read of it, no page is made for it, its
+listeners have no credit, and it is dropped after a time."""
 IN_HAND_MAX: Final = 64 << 20
 """Bytes of a client's requests that have no answer; beyond that it is not read."""
 LARGE: Final = 4096
@@ -104,6 +105,8 @@ class Session:
         self.listeners: dict[int, Listener] = {}
         self.granted: dict[int, int] = {}
         """By listener: all credit that its client has given it since its beginning."""
+        self._withheld: dict[int, int] = {}
+        """By listener: credit that it gets back once the client has read what waits for it."""
         self.waiting: dict[int, Any] = {}
         """By the number of the request: receives that wait."""
         self._long = 0
@@ -309,6 +312,8 @@ class Session:
                 self.out.clear()
         if self._parked:
             self._make_pages()
+        if self._withheld:
+            self._give_withheld()
 
     def keep_vote(self, number: int, transaction: Transaction) -> None:
         """Keep a transaction that has voted, until its client says the outcome. Raises ClosedError if that has gone."""
@@ -316,6 +321,39 @@ class Session:
             if self.is_closed:
                 raise ClosedError("the connection of this client was lost")
             self.voted[number] = transaction
+
+    # Listeners
+
+    def withhold(self, number: int) -> None:
+        """Take a listener its credit, until the client has read what waits for it. Any thread."""
+        listener = self.listeners.get(number)
+        taken = 0 if listener is None else listener.withdraw_credit(sys.maxsize)
+        with self.lock:
+            self._withheld[number] = self._withheld.get(number, 0) + taken
+        self._give_withheld()  # it may just have read it
+
+    def _give_withheld(self) -> None:
+        with self.lock:
+            if len(self.out) > UNREAD_MAX:
+                return
+            withheld, self._withheld = self._withheld, {}
+        for number, credit in withheld.items():
+            listener = self.listeners.get(number)
+            if listener is not None:
+                listener.add_credit(credit)
+
+    def withdraw_credit(self, number: int, most: int) -> int | None:
+        """Take credit back from a listener; None for one that is not known, or not yet."""
+        listener = self.listeners.get(number)
+        if listener is None:
+            return None
+        taken = listener.withdraw_credit(most)
+        with self.lock:
+            withheld = self._withheld.get(number, 0)
+            left = max(withheld - (most - taken), 0)
+            if withheld:
+                self._withheld[number] = left
+        return taken + withheld - left
 
     # Holding
 
