@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
 from anabranch.router.sharing.owner import reading, rounds
+from anabranch.router.sharing.owner import server as servers
 from anabranch.router.sharing.owner import session as sessions
 from anabranch.router.sharing.owner.presence import Presence
 from anabranch.router.sharing.owner.server import Server
@@ -265,3 +267,29 @@ def test_receives_that_wait_of_a_client_that_reads_nothing_are_given_one_message
                 transaction.send(queue, bytes(1 << 14))
         eventually(lambda: not server.sessions()[0]["waiting"], server.sessions)
         assert 100 <= queue.counts().leased < 300
+
+
+def test_a_client_that_reads_slowly_stays_and_one_that_reads_nothing_is_dropped(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sessions, servers):
+        monkeypatch.setattr(module, "UNREAD_MAX", 1 << 18)
+    router.queue("q").send(bytes(8 << 20))
+    with Peer(router.config.directory) as peer:
+        peer.send(Op.RECEIVE, "queue://q", None, 1, 0, None)
+        (session,) = server._sessions.values()
+        eventually(lambda: session.is_looked_at)
+        before = session.taken
+
+        def looked(taken: int) -> bool:
+            done = threading.Event()
+            server._loop.later(lambda: server._drop_slow(session, taken))
+            server._loop.later(done.set)
+            assert done.wait(PATIENCE)
+            return session.is_looked_at
+
+        peer.sock.recv(1 << 20, socket.MSG_WAITALL)
+        eventually(lambda: session.taken > before)
+        assert looked(before) and not session.is_closed
+        eventually(lambda: not looked(session.taken))
+        assert session.is_closed

@@ -285,16 +285,28 @@ class Server:
     def _later_watch(self, session: Session) -> None:
         """Watch a socket that takes no more for now. Any thread."""
         self._loop.later(partial(self._watch, session))
-        if len(session.out) > UNREAD_MAX:
-            self._loop.later(partial(self._loop.at, UNREAD_SECONDS, partial(self._drop_slow, session)))
+        if len(session.out) > UNREAD_MAX and not session.is_looked_at:
+            session.is_looked_at = True
+            self._loop.later(partial(self._look_later, session))
 
-    def _drop_slow(self, session: Session) -> None:
-        if len(session.out) > UNREAD_MAX and not session.is_closed:
-            log.warning(
-                "a client of %s, process %d, is dropped: it has not read %d bytes in %.0f s",
-                self.directory, session.pid, len(session.out), UNREAD_SECONDS,
-            )  # fmt: skip
-            self._presence.gone(session)
+    def _look_later(self, session: Session) -> None:
+        """Look in a while whether a client has read any of what waits for it."""
+        session.is_looked_at = True
+        self._loop.at(UNREAD_SECONDS, partial(self._drop_slow, session, session.taken))
+
+    def _drop_slow(self, session: Session, taken: int) -> None:
+        """Drop a client of which too much waits, if it has taken no more than before."""
+        session.is_looked_at = False  # first: who sends it more looks at it behind that
+        if len(session.out) <= UNREAD_MAX or session.is_closed:
+            return
+        if session.taken > taken:
+            self._look_later(session)
+            return
+        log.warning(
+            "a client of %s, process %d, is dropped: it has not read %d bytes in %.0f s",
+            self.directory, session.pid, len(session.out), UNREAD_SECONDS,
+        )  # fmt: skip
+        self._presence.gone(session)
 
 
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()

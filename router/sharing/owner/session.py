@@ -86,6 +86,10 @@ class Session:
         self._in = bytearray()
         self.out: bytearray = bytearray()
         """What the socket did not take yet."""
+        self.taken = 0
+        """Bytes that it took later than they were sent."""
+        self.is_looked_at = False
+        """It will be looked at whether the client has read anything, of which too much waits for it."""
         self.unanswered: int = 0
         self.large: dict[int, int] = {}
         """By number: the bytes of large requests that have no answer."""
@@ -305,7 +309,9 @@ class Session:
         with self.lock:
             try:
                 while self.out:
-                    del self.out[: self.sock.send(memoryview(self.out)[:READ_BYTES])]
+                    sent = self.sock.send(memoryview(self.out)[:READ_BYTES])
+                    del self.out[:sent]
+                    self.taken += sent
             except BlockingIOError:
                 pass
             except OSError:
