@@ -123,7 +123,7 @@ class Broker:
         """Make a queue, which goes once nobody has used it for `expires` seconds."""
         self.queue(name).declare()
         if expires:
-            self._expiring.put(name, f"{expires}:{uuid.uuid4().hex}".encode())
+            self._expiring.put(name, _entry(expires))
             with self._lock:
                 self._own[name] = expires, self._own.get(name, (0, 0))[1]
                 self._is_declared.set()
@@ -149,9 +149,11 @@ class Broker:
             try:
                 for name, (expires, consumers) in own.items():
                     if consumers:
-                        self._expiring.put(name, f"{expires}:{uuid.uuid4().hex}".encode())
+                        self._expiring.put(name, _entry(expires))
                 seen = self._swept(seen)
-            except ClosedError:
+            except ClosedError:  # its owner speaks another version, say: whoever declares a queue again begins anew
+                with self._lock:
+                    self._is_kept = False
                 return
             except anabranch.AnabranchError as error:  # its owner is stopped, say: the next look may find it well
                 log.debug("expiring queues are not looked at: %s", error)
@@ -161,13 +163,20 @@ class Broker:
         seen = {}
         for name, value in list(self._expiring.items()):
             known, since = before.get(name, (b"", 0.0))
+            expires = float(value.partition(b":")[0])
             if value != known:
                 seen[name] = value, time.monotonic()
-            elif time.monotonic() - since < float(value.partition(b":")[0]):
+            elif time.monotonic() - since < expires:
                 seen[name] = known, since
-            elif self._expiring.compare_and_set(name, value, None):
-                self.delete(name)
+            elif self._expiring.compare_and_set(name, value, mine := _entry(expires)):
+                self.delete(name)  # if it fails the entry is there, and stands still anew
+                self._expiring.compare_and_set(name, mine, None)
         return seen
+
+
+def _entry(expires: float) -> bytes:
+    """Return what is written of a queue that goes after so many seconds: each time something else."""
+    return f"{expires}:{uuid.uuid4().hex}".encode()
 
 
 _brokers: dict[Path, Broker] = {}

@@ -108,6 +108,29 @@ def test_an_expiring_queue_goes_with_its_consumer_and_stays_with_it(
             reader.kill()
 
 
+@pytest.mark.parametrize("error", [anabranch.StoreFailedError("stopped"), anabranch.ClosedError("another version")])
+def test_an_expiring_queue_goes_though_its_first_deletion_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    broker = anabranch.hosts.kombu.Broker(tmp_path / "data")
+    delete, failed = broker.delete, list[str]()
+
+    def fail_once(queue: str) -> None:
+        if not failed:
+            failed.append(queue)
+            raise error
+        delete(queue)
+
+    monkeypatch.setattr(broker, "delete", fail_once)
+    with broker.router:
+        broker.declare("old", 0.2)
+        until(lambda: failed)
+        until(lambda: broker._is_kept is isinstance(error, anabranch.StoreFailedError))
+        broker.declare("new", 60.0)
+        until(lambda: not broker.router.exists(broker.queue("old")))
+        until(lambda: [name for name, _ in broker._expiring.items()] == ["new"])
+
+
 def test_a_binding_that_is_undone_counts_for_every_process(connection: kombu.Connection) -> None:
     exchange = kombu.Exchange("sorting", type="topic")
     queue = kombu.Queue("sorted", exchange, routing_key="a.*")(connection.default_channel)
