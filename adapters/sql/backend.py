@@ -305,6 +305,10 @@ class SqlBackend(WrittenBackend):
                     "they were restored from a backup"
                 )
             )
+        self._require_lease()
+
+    def _require_lease(self) -> None:
+        """Raise StoreFailedError, for good, if the lease is not ours for certain."""
         if self._lease is not None:
             try:
                 self._lease.require()
@@ -340,6 +344,7 @@ class SqlBackend(WrittenBackend):
             row = self._database.write(lambda c: c.execute(statement, {"owner": self._owner}).one_or_none())
         except SQLAlchemyError as error:
             raise self._database.error(error) from None
+        self._require_lease()  # after the row was read: who takes the lease raises BATCH too (L2)
         last_batch = None if row is None else row[0]
         if last_batch == self._batch + 1:
             self._took(self._unknown)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import anabranch
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.sql import SqlStore
-from anabranch.adapters.sql.database import create_tables
+from anabranch.adapters.sql.database import create_tables, lease
 from anabranch.adapters.sql.database.schema import VERSION
 from anabranch.adapters.sql.shared.waiting import Waiting
 from anabranch.policies.config.options import SqlOptions
@@ -96,6 +96,33 @@ def test_while_the_outcome_cannot_be_told_the_caller_is_told_so(opened: Open, wi
     wire.join()
     assert store.send(A, b"cut", message_id="cut").duplicate is acted_on
     assert bodies(store) == bodies(opened()) == [b"before", b"cut"]
+
+
+@pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])
+def test_who_has_slept_through_its_lease_does_not_know_what_became_of_its_commit(
+    opened: Open, wire: Wire, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted_on: bool
+) -> None:
+    """Rule L2: the next owner has raised BATCH, as the commit would have."""
+    store = opened(lease_expiration=60.0, outcome_timeout=PATIENCE)
+    store.send(A, b"before")
+    wire.cut_at(b"COMMIT", acted_on=acted_on, stay=True)
+    with Parallel(lambda: store.send(A, b"cut")) as sending:
+        assert wire.cut.wait(PATIENCE)
+        engine = sa.create_engine(postgres_url)
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE lease SET expires = 1"))
+        engine.dispose()
+        now = lease.clock
+        monkeypatch.setattr(lease, "clock", lambda: now() + 60)
+        options = SqlOptions(url=postgres_url, pool_min=0, lease_expiration=60.0, lease_wait=PATIENCE)
+        SqlStore.create("s", tmp_path / "second", options)
+        second = SqlStore("s", tmp_path / "second", options)
+        second.open()
+        wire.join()
+        with pytest.raises(OutcomeUnknownError):
+            sending.result()
+    assert bodies(second) == ([b"before", b"cut"] if acted_on else [b"before"])
+    second.close()
 
 
 @pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])
