@@ -350,7 +350,7 @@ class SqlBackend(WrittenBackend):
             self._took(self._unknown)
             return True
         if last_batch != self._batch:
-            self._fail(
+            raise self._fail(
                 StoreFailedError(
                     f"somebody else has written to the tables of store {self.name!r}: nobody knows whether the last "
                     "operations took effect"

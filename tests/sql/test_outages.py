@@ -98,6 +98,24 @@ def test_while_the_outcome_cannot_be_told_the_caller_is_told_so(opened: Open, wi
     assert bodies(store) == bodies(opened()) == [b"before", b"cut"]
 
 
+def test_what_became_of_a_commit_is_not_known_where_somebody_else_has_written(
+    opened: Open, wire: Wire, postgres_url: str
+) -> None:
+    """It took effect here; that it did not is nothing to be told."""
+    store = opened(outcome_timeout=PATIENCE)
+    wire.cut_at(b"COMMIT", acted_on=True, stay=True)
+    with Parallel(lambda: store.send(A, b"cut")) as sending:
+        assert wire.cut.wait(PATIENCE)
+        engine = sa.create_engine(postgres_url)
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE store SET batch = batch + 1"))
+        engine.dispose()
+        wire.join()
+        with pytest.raises(OutcomeUnknownError):
+            sending.result()
+    assert bodies(opened()) == [b"cut"]
+
+
 @pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])
 def test_who_has_slept_through_its_lease_does_not_know_what_became_of_its_commit(
     opened: Open, wire: Wire, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acted_on: bool
