@@ -375,6 +375,32 @@ def test_a_claim_of_which_nobody_knows_whether_it_took_effect_can_be_given_back(
     assert take(store).body == b"1"
 
 
+@pytest.mark.parametrize("end", ["commit_prepared", "rollback_prepared"])
+def test_what_a_prepare_of_unknown_outcome_has_taken_over_is_not_held_any_more(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    store: Any = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    store.claim(message)
+    change = store._database.change
+
+    def strike(work: Any) -> None:
+        change(work)
+        raise OutcomeUnknownError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", strike)
+        with pytest.raises(OutcomeUnknownError):
+            store.prepare(bytes(32), [store.store_id], [], [message], True)
+    getattr(store, end)(bytes(32)).wait()
+    if end == "rollback_prepared":
+        take(store).ack()
+    assert store.delete(A) == 0
+    with pytest.raises(UnknownMessageError):
+        message.ack()
+
+
 def test_what_nobody_has_seen_is_given_back_once_it_can_be(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = disk.create()
     store.send(A, b"1")

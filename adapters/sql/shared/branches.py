@@ -9,6 +9,7 @@ import msgspec
 
 from ....policies.names.destination import Destination
 from ...core.messages import Outgoing
+from ...core.state.leases import ACKED, ROLLED_BACK
 from ...core.store_types import Change, Prepared, Subscription
 from .database import Ask, SharedDatabase
 from .leases import Leases, Place
@@ -62,7 +63,10 @@ class Branches:
             ask("commit_branch", transaction.hex())
             return branch, stored, ended
 
-        return self._database.change(commit)
+        found = self._database.change(commit)
+        if found is not None:
+            self._leases.ended_by_branch(found[0].acks, ACKED)
+        return found
 
     def roll_back(self, transaction: bytes) -> Branch | None:
         """Forget it: what it acks is free. None: it is not prepared."""
@@ -73,7 +77,10 @@ class Branches:
                 self._leases.released(ask, branch.acks, self._leases.counted(True))
             return branch
 
-        return self._database.change(roll_back)
+        branch = self._database.change(roll_back)
+        if branch is not None:
+            self._leases.ended_by_branch(branch.acks, ROLLED_BACK)
+        return branch
 
     def _taken(self, ask: Ask, transaction: bytes) -> Branch | None:
         found = ask("branch", transaction.hex())

@@ -201,6 +201,12 @@ class Leases:
             lease.hold, lease.end = LEAVING, end
             self.held.pop(lease.place, None)
 
+    def ended_by_branch(self, places: Iterable[Place], end: str) -> None:
+        """Note that a branch has ended so what it had taken over. It is held here yet if the answer to its prepare was
+        lost."""
+        taken_over = [self.held.get(place._replace(take=abs(place.take))) for place in places]
+        self.ended([lease for lease in taken_over if lease is not None], end)
+
     # Settling messages
 
     def ack(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease]) -> None:
