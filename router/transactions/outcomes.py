@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -80,7 +81,7 @@ class Outcomes:
     def _look_into_shared(self) -> None:
         """Learn what is prepared in stores that other processes may have had since: to open them is enough."""
         for row in self._registry.shared_rows():
-            for branch in self._registry.with_row(row, lambda store: store.recover_prepared()):
+            for branch in self._registry.with_row(row, self._resolver.look_into):
                 transaction = self._table.of(branch)
                 if transaction.held_by_primary:
                     self._table.by_id.setdefault(transaction.id, transaction)
@@ -113,6 +114,10 @@ class Outcomes:
         again it changes nothing. Raises TransactionError for a transaction that is not prepared here or had the other
         outcome, by hand say, and TransactionInDoubt as a commit does."""
         transaction = self._table.by_xid(xid)
+        if transaction is not None and transaction.held and transaction.held_by_primary:
+            with suppress(AnabranchError, OSError):  # a store that cannot be asked cannot be told either
+                self._registry.with_id(transaction.primary, self._resolver.look_into)
+            transaction = self._table.by_xid(xid)
         if transaction is None:
             self._look_into_shared()
             transaction = self._table.by_xid(xid)
@@ -165,6 +170,15 @@ class Outcomes:
                 "again once the store can be reached, there or at its next owner"
             )
         self._registry.with_id(transaction.primary, methodcaller("sync"))
+        done = transaction.participants[transaction.primary].rolled_back
+        if commit:
+            done = self._registry.with_id(transaction.primary, methodcaller("has_committed", transaction.id))
+        if not done:
+            raise TransactionError(
+                f"transaction {transaction.xid} is prepared no more in store "
+                f"{self._registry.name_of(transaction.primary)!r}: another process has said its outcome, or an earlier "
+                f"{transaction.outcome} took effect whose answer was lost"
+            )
         self._coordinator.cleanup.forget_in(transaction.primary, [transaction.id])
 
     # By an operator
@@ -173,7 +187,7 @@ class Outcomes:
         """Return the transactions that are prepared in any store that can be opened, wait for their manager, or are
         decided and not carried out everywhere."""
         waiting: dict[bytes, tuple[GlobalTransaction, set[str], list[Prepared]]] = {}
-        for store, branch in prepared_in(self._registry.all_stores()):
+        for store, branch in self._all_prepared():
             transaction = self._table.of(branch)
             if not transaction.running:
                 _, stores, branches = waiting.setdefault(branch.transaction, (transaction, set(), []))
@@ -184,6 +198,17 @@ class Outcomes:
                 _, stores, _ = waiting.setdefault(transaction.id, (transaction, set(), []))
                 stores.update(map(self._registry.name_of, transaction.waiting))
         return [self._described(*waiting[transaction]) for transaction in sorted(waiting)]
+
+    def _all_prepared(self) -> Iterator[tuple[Store, Prepared]]:
+        """Yield what is prepared in those stores that can say it."""
+        for store in self._registry.all_stores():
+            try:
+                branches = self._resolver.look_into(store)
+            except AnabranchError as error:
+                log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
+                continue
+            for branch in branches:
+                yield store, branch
 
     def _described(self, transaction: GlobalTransaction, stores: set[str], branches: list[Prepared]) -> InDoubt:
         why = self._resolver.outcome_of(transaction)
@@ -217,7 +242,7 @@ class Outcomes:
 
     def _prepared(self, transaction_id: bytes, commit: bool) -> GlobalTransaction:
         """Return a transaction that is prepared in a store and may have that outcome. Raises TransactionError."""
-        for store, branch in prepared_in(self._registry.all_stores()):
+        for store, branch in self._all_prepared():
             transaction = self._table.of(branch)
             if branch.transaction == transaction_id and not transaction.running:
                 why = self._resolver.outcome_of(transaction) if commit or transaction.primary else ""
@@ -284,15 +309,3 @@ def _require_same(transaction: GlobalTransaction, commit: bool) -> None:
         what = f"transaction {transaction.xid if transaction.xid is not None else transaction.id.hex()}"
         how = "by hand; forget it once you have put that right" if transaction.by_hand else "before"
         raise TransactionError(f"the outcome of {what} is {transaction.outcome}: that was said {how}")
-
-
-def prepared_in(stores: Iterable[Store]) -> Iterator[tuple[Store, Prepared]]:
-    """Yield what is prepared in those of these stores that can say it."""
-    for store in stores:
-        try:
-            branches = store.recover_prepared()
-        except AnabranchError as error:
-            log.debug("store %s cannot say what is prepared in it: %s", store.name, error)
-            continue
-        for branch in branches:
-            yield store, branch

@@ -38,6 +38,8 @@ class Participant:
     """True once it has carried the outcome out."""
     receipts: Sequence[Receipt] = ()
     """A receipt for each send, once it has committed them."""
+    rolled_back = False
+    """True once it has rolled back what was prepared there."""
 
     def __init__(self, store_id: bytes, store: Store | None = None, first: Destination | None = None) -> None:
         self.store_id = store_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import filterfalse
@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Final
 
 from ...adapters.core import Store
-from ...adapters.core.store_types import Pending
+from ...adapters.core.store_types import Pending, Prepared
 from ...adapters.system.background import shared
 from ...policies.errors import AnabranchError, ClosedError, PlacementError
 from ..placement.registry import StoreRegistry
@@ -89,7 +89,9 @@ class Resolver:
                     result = step.wait()
                     if transaction.commit:
                         participant.receipts = result or ()
-                    elif not result:  # not prepared there, or an interrupted rollback had come so far
+                    elif result:
+                        participant.rolled_back = True
+                    else:  # not prepared there, or an interrupted rollback had come so far
                         participant.unclaim()
                     if told.volatile:  # no decision names it: nobody will ever ask it what became of that
                         told.forget([transaction.id])
@@ -231,11 +233,7 @@ class Resolver:
         expected = [t for t in self._table.all() if store.store_id in t.waiting]
         # In the order of their decisions, as they were seen before: an external one is older than its decision.
         place = {transaction: number for number, transaction in enumerate(list(self._log.decisions))}
-        held = [t for t in self._table.all() if t.held_by_primary and t.held and t.primary == store.store_id]
-        branches = [self._table.of(prepared) for prepared in store.recover_prepared()]
-        for other in held:
-            if other not in branches:
-                self._table.remove(other)  # the store was another process's meanwhile, which has ended it
+        branches = [self._table.of(prepared) for prepared in self.look_into(store)]
         branches.sort(key=lambda transaction: place.get(transaction.id, len(place)))
         for transaction in branches:
             if not transaction.running:
@@ -246,6 +244,18 @@ class Resolver:
         for transaction in expected:  # those that are not prepared here have been carried out
             if not transaction.running:
                 self.resolve(transaction, store)
+
+    def look_into(self, store: Store) -> Sequence[Prepared]:
+        """Return what is prepared in a store. Forgets what another process that has the store, or had it, has ended.
+        Raises what the store raises."""
+        held = [t for t in self._table.all() if t.held_by_primary and t.held and t.primary == store.store_id]
+        branches = store.recover_prepared()
+        for other in held:
+            if other.id not in {branch.transaction for branch in branches}:
+                other.participants[store.store_id].carried_out = True
+                self._table.decide(other, store.has_committed(other.id))  # for volatile ones: that is forgotten soon
+                self.resolve(other)
+        return branches
 
     def _recover_branch(self, transaction: GlobalTransaction, store: Store, ask_others: bool) -> None:
         """Resolve a transaction that is prepared in this store, whatever was known of that."""

@@ -3,6 +3,8 @@ and whoever opens it next lists them and gives the outcome (rules T4, T6)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store import Store
 from anabranch.policies.errors import StoreFailedError, StoreLockedError, TransactionError
+from anabranch.router.transactions.resolver import Resolver
 
 from .leased import Shared, bodies, databases, ready
 
@@ -97,6 +100,72 @@ def test_who_has_lost_the_store_cannot_tell_and_forgets_what_its_next_owner_has_
     second.close()
     assert first.recover() == []
     assert ready(first) == [b"1"]
+
+
+@pytest.fixture
+def pair(postgres_url: str, tmp_path: Path) -> Iterator[tuple[anabranch.Router, anabranch.Router]]:
+    """Two that have the store at the same time; the first has prepared the transaction, over a memory store too."""
+    many = Shared(tmp_path, postgres_url, many=True)
+    with many.stack:
+        first, second = many.router("first"), many.router("second")
+        first.queue("q").send(b"1")
+        first.queue("memory.q").send(b"5")
+        tx = first.transaction(XID)
+        for name in ("q", "memory.q"):
+            message = first.queue(name).receive()
+            assert message is not None
+            tx.ack(message)
+        tx.send("q", b"2")
+        tx.prepare()
+        yield first, second
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("by", ["manager", "operator"])
+def test_the_other_outcome_is_refused_where_another_router_has_said_one(
+    pair: tuple[anabranch.Router, anabranch.Router], by: str, commit: bool
+) -> None:
+    first, second = pair
+    (one,) = second.in_doubt()
+    if by == "operator":
+        second.resolve(one.transaction, "commit" if commit else "rollback")
+    else:
+        (second.commit if commit else second.rollback)(XID)
+    with pytest.raises(TransactionError, match="no transaction 1:order:7 is prepared here"):
+        (first.rollback if commit else first.commit)(XID)
+    assert first.recover() == [] and first.in_doubt() == []
+    assert ready(first) == ([b"2"] if commit else [b"1"])
+    assert ready(first, "memory.q") == [b"5"], "nobody has told it the outcome"
+
+
+@pytest.mark.parametrize("look", ["recover", "in_doubt"])
+def test_what_another_router_has_ended_is_listed_no_more(
+    pair: tuple[anabranch.Router, anabranch.Router], look: str
+) -> None:
+    first, second = pair
+    assert second.recover() == [XID]
+    first.commit(XID)
+    assert getattr(second, look)() == []
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_outcome_that_is_said_in_two_routers_at_once(
+    pair: tuple[anabranch.Router, anabranch.Router], monkeypatch: pytest.MonkeyPatch, commit: bool
+) -> None:
+    """The other one comes between the look and the word."""
+    first, second = pair
+    look_into = Resolver.look_into
+
+    def looked(self: Resolver, store: Any) -> Any:
+        found = look_into(self, store)
+        monkeypatch.setattr(Resolver, "look_into", look_into)
+        (second.rollback if commit else second.commit)(XID)
+        return found
+
+    monkeypatch.setattr(Resolver, "look_into", looked)
+    with pytest.raises(TransactionError, match="1:order:7 is prepared no more in store 'primary'"):
+        (first.commit if commit else first.rollback)(XID)
+    assert ready(first) == ([b"1"] if commit else [b"2"])
 
 
 def test_it_is_in_doubt_and_may_be_ended_by_hand(shared: Shared) -> None:
