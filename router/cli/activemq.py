@@ -139,7 +139,7 @@ def as_mkahadb(path: Path, directory: str | None = None) -> tuple[str, Notes]:
     from ...policies.activemq import write_mkahadb
     from ...policies.activemq.writing import DIRECTORY
 
-    written = write_mkahadb(load(path), directory or DIRECTORY, path.name)
+    written = write_mkahadb(load(path, names_suffice=True), directory or DIRECTORY, path.name)
     return written.xml, [{"line": 0, "message": note} for note in written.notes]
 
 

@@ -388,9 +388,10 @@ def recommend_command(
     options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
         answer = recommend_best(trace, options, _sizes(segment_sizes, options.current), progress.stage, logs)
+    xml, notes = ("", []) if mkahadb_xml is None else _for_mkahadb(answer)
     paths = answer.write(out, overwrite=force, master=options.master)
     if mkahadb_xml is not None:
-        notes = _for_mkahadb(answer, mkahadb_xml, force)
+        write_xml(mkahadb_xml, xml, force)
         echo_notes(next(path for path in paths if str(path).endswith("stores.yaml")), notes)
     echo_warnings(warnings)
     if as_json:
@@ -429,14 +430,12 @@ def _broker_size(directory: Path) -> tuple[int, ...]:
     return (size,)
 
 
-def _for_mkahadb(answer: Recommendation, path: Path, force: bool) -> Notes:
-    """Write an answer as an <mKahaDB>; returns notes about what has no counterpart there."""
+def _for_mkahadb(answer: Recommendation) -> tuple[str, Notes]:
+    """Return an answer as an <mKahaDB>, and notes about what has no counterpart there."""
     with scratch_directory(Path(tempfile.gettempdir()), "anabranch") as scratch:
         stores = scratch / "stores.yaml"  # it may have been written to another file system
         stores.write_text(answer.stores_yaml(), encoding="utf-8")
-        text, notes = as_mkahadb(stores)
-    write_xml(path, text, force)
-    return notes
+        return as_mkahadb(stores)
 
 
 def _print(answer: Recommendation, out: Path | str, paths: Sequence[Path | str], mkahadb_xml: Path | None) -> None:

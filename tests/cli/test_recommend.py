@@ -121,6 +121,18 @@ def test_an_mkahadb_is_written_right_away() -> None:
     assert not list(Path("advice").iterdir())
 
 
+def test_an_mkahadb_needs_no_variable_that_a_store_names() -> None:
+    Path("now.yaml").write_text(
+        "directory: data\nstores:\n- {name: there, match: [elsewhere], sql: {url_env: NOT_SET_URL}}\n"
+        "- {name: all, match: ['>']}\n"
+    )
+    given = ("--model", "kahadb", "--segment-size", "64KiB", "--mkahadb-xml", "mkahadb.xml", "--current", "now.yaml")
+    result = recommend(*given)
+    assert result.exit_code == 0, result.stderr
+    again = run("mkahadb", "--from-config", "advice/stores.yaml")
+    assert (again.exit_code, again.stdout) == (0, Path("mkahadb.xml").read_text())
+
+
 def test_an_mkahadb_goes_with_the_model_of_activemq() -> None:
     result = recommend("--mkahadb-xml", "mkahadb.xml")
     assert result.exit_code == 2
