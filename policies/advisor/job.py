@@ -22,7 +22,7 @@ from ..errors import ConfigError, TraceError
 from ..names.destination import Destination
 from ..names.pattern import Pattern
 from ..text import human_bytes
-from .advice.candidates import candidates_of, policies_of
+from .advice.candidates import broker_peaks, candidates_of, policies_of
 from .advice.figures import Figures, build_figures, figures_of_courses
 from .advice.opening import Source, open_engine
 from .advice.options import RecommendOptions
@@ -98,7 +98,7 @@ def recommend_best(
             # One beside the best at a time: each has what it found of some hundred thousand sets.
             choice = _choose(engine, constraints, current, each, report)
             tried.append(choice.as_row())
-            best = min(best, choice, key=lambda one: (not one.cap_kept, one.recommended.cost))
+            best = min(best, choice, key=_Choice.order)
         return replace(
             _answer(engine, constraints, best, tried, report),
             sharing=sharing_of(engine, options.current, logs, options.clock == "ts"),
@@ -114,6 +114,8 @@ class _Choice:
     partitions: dict[str, tuple[Partition, Retention]]
     """The partitionings to show, by name, the recommended one first."""
     findings: list[Finding]
+    peak_bytes: int
+    """The recommended one's peak that the cap is held against."""
 
     @property
     def recommended(self) -> Retention:
@@ -122,6 +124,10 @@ class _Choice:
     @property
     def cap_kept(self) -> bool:
         return all(finding.code != PEAK_CAP for finding in self.findings)
+
+    def order(self) -> tuple[bool, int, float]:
+        """Return what is least of the best choice: above the cap the peak counts before the cost."""
+        return not self.cap_kept, 0 if self.cap_kept else self.peak_bytes, self.recommended.cost
 
     def as_row(self) -> dict[str, Any]:
         """Tell what the choice comes to, for `parameters["segment_sizes"]`."""
@@ -214,17 +220,17 @@ def _choose(
     compared = {"all-together": canonical([everything]), "all-separate": canonical([[d] for d in everything])}
     if current is not None:
         compared["current"] = current
-    finalists, known = _finalists(engine, set_costs, constraints, [*compared.values()], options, report)
-    finalists, findings = _by_cap(finalists, options.peak_bytes_max)
+    finalists, known, peaks = _finalists(engine, set_costs, constraints, [*compared.values()], options, report)
+    finalists, findings = _by_cap(finalists, peaks, options.peak_bytes_max)
     base = compared.get("current", compared["all-together"])
-    left = _under([(base, known[base])], options.peak_bytes_max) if keeps(base, constraints) else []
+    left = _under([(base, known[base])], peaks, options.peak_bytes_max) if keeps(base, constraints) else []
     if left and not is_worth(finalists[0][1], known[base]):
         finalists = [*left, *(entry for entry in finalists if entry[0] != base)]
     named = {"recommended": finalists[0][0], **compared}
     others = [partition for partition, _ in finalists[1:] if partition not in named.values()]
     named.update(zip(("second", "third"), others, strict=False))
     partitions = {name: (partition, known[partition]) for name, partition in named.items()}
-    return _Choice(options, set_costs, partitions, findings)
+    return _Choice(options, set_costs, partitions, findings, peaks[named["recommended"]])
 
 
 def _finalists(
@@ -234,11 +240,12 @@ def _finalists(
     compared: Sequence[Partition],
     options: RecommendOptions,
     report: Progress,
-) -> tuple[list[_Finalist], dict[Partition, Retention]]:
+) -> tuple[list[_Finalist], dict[Partition, Retention], dict[Partition, int]]:
     """Search, with disk ever dearer while the peak is above its cap. Return the partitionings that may be recommended,
-    and the figures of these and of all `compared`."""
+    the figures of these and of all `compared`, and the peaks of all that a cap is held against."""
     costs = options.costs
     known: dict[Partition, Retention] = {}
+    peaks: dict[Partition, int] = {}
     # The summary may misjudge them, and no answer may cost more than what is there or anybody would think of.
     tried = [partition for partition in dict.fromkeys(compared) if keeps(partition, constraints)]
     finalists: list[_Finalist] = []
@@ -250,21 +257,26 @@ def _finalists(
         # Those to compare with go along with the first: through Spark what counts is how often is asked.
         unknown = [p for p in dict.fromkeys([*tried, *compared]) if p not in known]
         known.update(zip(unknown, engine.measure(unknown, costs), strict=True))
+        # A broker's peak is shown, so the cap is for that.
+        in_broker = broker_peaks(engine, unknown, options) if options.peak_bytes_max is not None else {}
+        peaks.update((p, in_broker[p].bytes if in_broker else known[p].peak_bytes) for p in unknown)
         report("confirm", 1.0)
         finalists = [(partition, known[partition]) for partition in dict.fromkeys(tried)]
-        if _under(finalists, options.peak_bytes_max):
+        if _under(finalists, peaks, options.peak_bytes_max):
             break
         logger.debug("no partitioning under the cap of the peak after %d of %d steps", step + 1, len(_WEIGHTS))
     logger.debug("evaluated %d sets", set_costs.evaluated)
-    return finalists, known
+    return finalists, known, peaks
 
 
-def _by_cap(finalists: list[_Finalist], peak_bytes_max: int | None) -> tuple[list[_Finalist], list[Finding]]:
+def _by_cap(
+    finalists: list[_Finalist], peaks: Mapping[Partition, int], peak_bytes_max: int | None
+) -> tuple[list[_Finalist], list[Finding]]:
     """Sort by cost, those first that keep the cap on the peak; if none does, the one with the lowest peak."""
     finalists = sorted(finalists, key=lambda entry: (entry[1].cost, entry[0]))
-    first, findings = _under(finalists, peak_bytes_max), []
+    first, findings = _under(finalists, peaks, peak_bytes_max), []
     if not first and peak_bytes_max is not None:
-        first = [min(finalists, key=lambda entry: (entry[1].peak_bytes, entry[1].cost, entry[0]))]
+        first = [min(finalists, key=lambda entry: (peaks[entry[0]], entry[1].cost, entry[0]))]
         cap = human_bytes(peak_bytes_max)
         message = f"cap on the peak, {cap}, that no partitioning found keeps; the one with the lowest is recommended"
         findings.append(Finding(PEAK_CAP, 1, message))
@@ -283,8 +295,8 @@ def is_worth(after: Retention, before: Retention) -> bool:
     )
 
 
-def _under(finalists: list[_Finalist], peak_bytes_max: int | None) -> list[_Finalist]:
-    return [entry for entry in finalists if peak_bytes_max is None or entry[1].peak_bytes <= peak_bytes_max]
+def _under(finalists: list[_Finalist], peaks: Mapping[Partition, int], peak_bytes_max: int | None) -> list[_Finalist]:
+    return [entry for entry in finalists if peak_bytes_max is None or peaks[entry[0]] <= peak_bytes_max]
 
 
 def _current(engine: Engine, current: CurrentConfig) -> Partition:

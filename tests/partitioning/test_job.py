@@ -18,6 +18,7 @@ from anabranch.policies.advisor import (
     from_events,
     generate,
     recommend,
+    recommend_best,
     render_text,
     write_trace,
 )
@@ -223,6 +224,27 @@ def test_a_cap_on_the_peak(toymaker: pa.Table) -> None:
     assert capped.cap_kept and not hopeless.cap_kept
     assert render_text(hopeless).startswith("The cap on the peak, 1 byte, cannot be kept: the lowest peak found is")
     assert hopeless.recommended.peak_bytes <= capped.recommended.peak_bytes
+
+
+def test_a_cap_is_held_against_the_peak_that_is_shown(toymaker: pa.Table) -> None:
+    """Under ActiveMQ's model that is the broker's, which has more files than the retention model."""
+    options = RecommendOptions(model="kahadb", segment_bytes=512 << 10, clock="seq", engine="local", stores_max=1)
+    free = recommend(toymaker, options).recommended
+    assert free.broker_peak is not None and free.peak_bytes < free.broker_peak.bytes
+    kept = recommend(toymaker, replace(options, peak_bytes_max=free.broker_peak.bytes))
+    missed = recommend(toymaker, replace(options, peak_bytes_max=free.broker_peak.bytes - 1))
+    assert kept.cap_kept and not missed.cap_kept
+    assert f"the lowest peak found is {human_bytes(free.broker_peak.bytes)}" in render_text(missed)
+
+
+def test_of_several_sizes_above_the_cap_the_lowest_peak_is_taken(toymaker: pa.Table) -> None:
+    options = RecommendOptions(segment_bytes=512 << 10, engine="local", peak_bytes_max=1, stores_max=1)
+    for sizes in ([512 << 10, 16 << 20], [16 << 20, 512 << 10]):
+        answer = recommend_best(toymaker, options, sizes)
+        tried = answer.parameters["segment_sizes"]
+        assert not answer.cap_kept
+        assert answer.recommended.peak_bytes == min(one["peak_bytes"] for one in tried)
+        assert answer.recommended.cost > min(one["cost"] for one in tried), "the costs say the other"
 
 
 def test_options_that_make_no_sense_are_all_named() -> None:

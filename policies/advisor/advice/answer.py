@@ -112,7 +112,7 @@ def _savings(best: Candidate, base: Candidate) -> list[str]:
 
 def cap_sentence(recommendation: Recommendation) -> str:
     """Say that the cap on the peak cannot be kept."""
-    cap, lowest = recommendation.parameters["peak_bytes_max"], recommendation.recommended.peak_bytes
+    cap, lowest = recommendation.parameters["peak_bytes_max"], peak_bytes(recommendation.recommended)
     return (
         f"The cap on the peak, {human_bytes(cap)}, cannot be kept: the lowest peak found is {human_bytes(lowest)}. "
         "What follows is the partitioning with that peak."

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from ...config.durability import Sync
 from ...names.destination import Destination
 from ...names.routes import RouteTable
-from ..model.broker import LOOK_SEGMENTS, broker_peak, expected_files
+from ..model.broker import LOOK_SEGMENTS, BrokerPeak, broker_peak, expected_files
 from ..model.cost_model import Partition, Retention, canonical, lasting_peak
 from ..model.engine import Engine
 from ..search.catch_all import catch_all_store
@@ -26,10 +25,10 @@ def candidates_of(
     engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
 ) -> list[Candidate]:
     """Make the candidates, in the order given, which begins with `recommended`; `partitions` is by name."""
-    peaks = _broker_peaks(engine, partitions, options)
+    peaks = broker_peaks(engine, [partition for partition, _ in partitions.values()], options)
     policies = policies_of(engine, options)
     candidates = [
-        _candidate(engine, name, partition, figures, policies, peaks.get(name), options)
+        _candidate(engine, name, partition, figures, policies, peaks.get(partition), options)
         for name, (partition, figures) in partitions.items()
     ]
     if options.current is not None:
@@ -52,14 +51,13 @@ def _candidate(
     partition: Partition,
     figures: Retention,
     policies: Sequence[Sync],
-    files: _BrokerFiles | None,
+    broker: BrokerPeak | None,
     options: RecommendOptions,
 ) -> Candidate:
     weights = {total.name: total.bytes for total in engine.totals}
     destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
     syncs = [policies[members[0]] for members in partition]
-    crossed = engine.crossed
-    own = [sync if crossed.isdisjoint(members) else None for sync, members in zip(syncs, partition, strict=True)]
+    own = _own_syncs(engine, partition, policies)
     names = _store_names(name, destinations, own, weights, options)
     catch_all = _catch_all(destinations, own, weights, options)
     stores = tuple(
@@ -75,8 +73,6 @@ def _candidate(
         )
         for i, found in enumerate(filters(destinations, catch_all))
     )
-    beside = catch_all is None and len(partition) > 1
-    broker = files and broker_peak(*files, len(partition), options.segment_bytes, catch_all_beside=beside)
     return Candidate(
         name=name,
         segment_bytes=options.segment_bytes,
@@ -91,6 +87,11 @@ def _candidate(
         most_copied=figures.most_copied,
         broker_peak=broker,
     )
+
+
+def _own_syncs(engine: Engine, partition: Partition, policies: Sequence[Sync]) -> list[Sync | None]:
+    """Tell how each store syncs; None for one that nodes share."""
+    return [policies[members[0]] if engine.crossed.isdisjoint(members) else None for members in partition]
 
 
 def _catch_all(
@@ -123,28 +124,30 @@ def _store_names(
     return names
 
 
-class _BrokerFiles(NamedTuple):
-    """Files at the peak: those expected to be seen, the most at any moment, and those without the ack rule."""
-
-    expected: float
-    most: int
-    compacted: int
-
-
-def _broker_peaks(
-    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
-) -> dict[str, _BrokerFiles]:
-    """Find what `broker_peak` goes by, by name, under ActiveMQ's model."""
+def broker_peaks(
+    engine: Engine, partitions: Sequence[Partition], options: RecommendOptions
+) -> dict[Partition, BrokerPeak]:
+    """Find the disk that a broker takes at the peak of each partitioning, under ActiveMQ's model."""
     if options.model != "kahadb":
         return {}
-    asked = [partition for partition, _ in partitions.values()]
+    policies = policies_of(engine, options)
+    weights = {total.name: total.bytes for total in engine.totals}
+    size = options.segment_bytes
     # By the trace's clock, at its mean pace; a trace that writes less is looked at all the same.
-    interval = (engine.finish - engine.begin) * min(LOOK_SEGMENTS * options.segment_bytes / max(engine.bytes, 1), 0.5)
-    compacted = engine.compacted_peaks(asked, options.segment_bytes)
+    interval = (engine.finish - engine.begin) * min(LOOK_SEGMENTS * size / max(engine.bytes, 1), 0.5)
+    simulated, compacted = engine.simulate(partitions, size), engine.compacted_peaks(partitions, size)
     found = {}
-    for name, segments, files in zip(partitions, engine.simulate(asked, options.segment_bytes), compacted, strict=True):
-        most = lasting_peak(segments.start, segments.end, 0.0)
-        found[name] = _BrokerFiles(expected_files(segments.start, segments.end, interval), most, files)
+    for partition, segments, files in zip(partitions, simulated, compacted, strict=True):
+        destinations = [tuple(engine.destinations[d] for d in members) for members in partition]
+        catch_all = _catch_all(destinations, _own_syncs(engine, partition, policies), weights, options)
+        found[partition] = broker_peak(
+            expected_files(segments.start, segments.end, interval),
+            lasting_peak(segments.start, segments.end, 0.0),
+            files,
+            len(partition),
+            size,
+            catch_all_beside=catch_all is None and len(partition) > 1,
+        )
     return found
 
 
