@@ -11,13 +11,16 @@ store whose disk hangs holds up one scrape by some seconds; then it is told as o
 figures. So is one that has failed. Of one that could never be asked there are no figures. Labels are the names of
 stores in the configuration: those of one that is made per destination are one.
 
-Counts begin anew when a store is opened, as Prometheus expects of counters. Needs the extra `prometheus`.
+Counts begin anew with each collector. They go on where a store is closed, opened anew or deleted: what it had counted
+at the last scrape is kept. Needs the extra `prometheus`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
+from threading import Lock
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -25,7 +28,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import anabranch
-from anabranch import Durations
+from anabranch import Durations, RouterStats
 
 __all__ = ["RouterCollector", "register"]
 
@@ -47,11 +50,37 @@ _WORST: Final = {"store_up": min, "free_bytes": min, "oldest_message_age_seconds
 """How the figures of stores with one label become one. All others are summed up."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What a store has counted, or all of one label."""
+
+    values: tuple[int, ...] = (0,) * len(_COUNTERS)
+    """In the order of `_COUNTERS`."""
+    syncs: Durations = field(default_factory=Durations)
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(tuple(map(sum, zip(self.values, other.values, strict=True))), self.syncs + other.syncs)
+
+    def is_before(self, other: _Counts) -> bool:
+        """Tell whether counting on can lead from these to the others."""
+        mine, others = (*self.values, *self.syncs.counts), (*other.values, *other.syncs.counts)
+        return all(one <= two for one, two in zip(mine, others, strict=True))
+
+
+def _label(store: str) -> str:
+    return store.partition(":")[0]
+
+
 class RouterCollector(Collector):
     """The metrics of one router, which may be a client's of another process. Threads: all."""
 
     def __init__(self, router: anabranch.Router) -> None:
         self._router = router
+        self._lock = Lock()
+        self._last: dict[str, _Counts] = {}
+        """By store, at the last scrape."""
+        self._ended: dict[str, _Counts] = {}
+        """By label: of stores that are gone, or have begun anew."""
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the names are those below `anabranch_`, and no store is asked for them."""
@@ -59,12 +88,14 @@ class RouterCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics. Raises ClosedError once the router is closed."""
-        stats, health = self._router.stats(), self._router.health()
+        with self._lock:  # else an older answer could look like a store that began anew
+            stats = self._router.stats()
+            counted = self._counted(stats)
+        health = self._router.health()
         figures: dict[tuple[str, str, str], float] = {}
-        syncs: dict[str, Durations] = {}
 
         def note(metric: str, store: str, value: float, state: str = "") -> None:
-            key = metric, store.partition(":")[0], state
+            key = metric, _label(store), state
             before = figures.get(key)
             if before is None:
                 figures[key] = value
@@ -85,11 +116,9 @@ class RouterCollector(Collector):
             note("disk_bytes", name, one.pool_bytes, "pooled")
             note("disk_bytes", name, one.index_bytes, "index")
             note("waiting_receivers", name, one.waiting)
-            label = name.partition(":")[0]
-            syncs[label] = syncs.get(label, Durations()) + one.sync_durations
-            counts = one.sends, one.acks, one.redelivered, one.syncs, one.dropped
-            for metric, value in zip(_COUNTERS, counts, strict=True):
-                note(metric, name, value)
+        for label, counts in counted.items():
+            for metric, value in zip(_COUNTERS, counts.values, strict=True):
+                note(metric, label, value)
         for store in health.stores:
             note("store_up", store.name, store.state == "ok")
             if store.oldest_ready_seconds is not None:
@@ -115,7 +144,8 @@ class RouterCollector(Collector):
         durations = HistogramMetricFamily(
             "anabranch_sync_duration_seconds", "How long the store waited for the disk each time.", labels=["store"]
         )
-        for label, took in syncs.items():
+        for label, counts in counted.items():
+            took = counts.syncs
             durations.add_metric([label], list(zip(_BOUNDS, accumulate(took.counts), strict=True)), took.seconds)
         yield durations
         yield CounterMetricFamily(
@@ -129,6 +159,23 @@ class RouterCollector(Collector):
             "Those of them that wait for no manager and no store: somebody has to decide.",
             health.for_operator,
         )
+
+    def _counted(self, stats: RouterStats) -> dict[str, _Counts]:
+        """Return what the stores of each label have counted. A sum that fell would look like a counter that began
+        anew."""
+        now = {name: last for name, last in self._last.items() if name in stats.unresponsive}
+        now |= {
+            name: _Counts((one.sends, one.acks, one.redelivered, one.syncs, one.dropped), one.sync_durations)
+            for name, one in stats.stores.items()
+        }
+        for name, last in self._last.items():
+            if name not in now or not last.is_before(now[name]):
+                self._ended[_label(name)] = self._ended.get(_label(name), _Counts()) + last
+        self._last = now
+        sums = dict(self._ended)
+        for name, counts in now.items():
+            sums[_label(name)] = sums.get(_label(name), _Counts()) + counts
+        return sums
 
 
 def register(router: anabranch.Router, registry: CollectorRegistry = REGISTRY) -> RouterCollector:

@@ -41,6 +41,10 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 def scraped(router: anabranch.Router) -> Values:
     registry = CollectorRegistry()
     register(router, registry)
+    return scraped_from(registry)
+
+
+def scraped_from(registry: CollectorRegistry) -> Values:
     return {
         (sample.name.removeprefix("anabranch_"), sample.labels.get("store", ""), sample.labels.get("state", "")): (
             sample.value
@@ -80,6 +84,31 @@ def test_what_is_told(router: anabranch.Router) -> None:
     assert found["disk_bytes", "orders", "live"] > 0
     assert found["transactions_in_doubt", "", ""] == 0
     held.release(delivered=False)
+
+
+def test_counts_stay_where_a_store_goes_or_begins_anew(router: anabranch.Router) -> None:
+    registry = CollectorRegistry()
+    register(router, registry)
+
+    def counts() -> tuple[float, float]:
+        found = scraped_from(registry)
+        return found["sent_total", "tenants", ""], found["sync_duration_seconds_count", "tenants", ""]
+
+    router.queue("tenant.a").send_many([b"x"] * 100)
+    router.queue("tenant.b").send_many([b"x"] * 10)
+    assert counts()[0] == 110
+    for sent in (111, 112):  # deleted and made anew between two scrapes, and over two
+        before = counts()
+        router.delete("tenant.a")
+        if sent == 112:
+            after = counts()
+            assert after[0] == before[0] and after[1] >= before[1]
+        router.queue("tenant.a").send(b"x")
+        after = counts()
+        assert after[0] == sent and after[1] >= before[1]
+    for tenant in ("a", "b"):
+        router.delete(f"tenant.{tenant}")
+    assert counts()[0] == 112, "though no store is left"
 
 
 def test_dead_letters_are_counted(router: anabranch.Router) -> None:
