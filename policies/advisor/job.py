@@ -304,6 +304,7 @@ def _current(engine: Engine, current: CurrentConfig) -> Partition:
     stores: dict[tuple[str, str], list[int]] = {}
     for number, name in enumerate(engine.destinations):
         stores.setdefault(current.place_of(name), []).append(number)
+    engine.leave_out(n for n, name in enumerate(engine.destinations) if current.sync_of(name) is None)
     return canonical(list(stores.values()))
 
 

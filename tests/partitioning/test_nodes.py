@@ -39,7 +39,7 @@ from anabranch.router.cli.app import app
 from ..model import FAST
 from ..taking import take
 from .conftest import SEGMENT_BYTES, in_force
-from .test_spark import assert_engines_agree, assert_rows_agree, both, divisions
+from .test_spark import assert_engines_agree, assert_rows_agree, assert_same, both, divisions
 
 Step = tuple[float, str, str, str, str]
 """A time, a node, send or ack, a destination, and a message's id."""
@@ -208,6 +208,13 @@ def test_spark_has_the_same_figures(spark: Any, tmp_path: Path, model: Any) -> N
         assert_engines_agree(here, there, partitions, SEGMENT_BYTES)
         assert_rows_agree(here, there)
         np.testing.assert_array_equal(here.operations().site, there.operations().site)
+        for engine in (here, there):
+            engine.leave_out([0])
+        assert 0 not in here.crossed
+        assert_same(there.summary(SEGMENT_BYTES), here.summary(SEGMENT_BYTES))
+        costs = CostModel(SEGMENT_BYTES)
+        assert there.measure(partitions, costs) == here.measure(partitions, costs)
+        assert here.measure([((0,),)], costs)[0].peak_bytes == 0
 
 
 def test_a_node_that_is_missing_somewhere_is_an_error(spark: Any, tmp_path: Path) -> None:

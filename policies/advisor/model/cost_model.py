@@ -191,10 +191,13 @@ def joined(found: Sequence[TimedCourse]) -> TimedCourse:
 
 def journals_of(operations: Operations, members: Sequence[int]) -> list[Ints]:
     """Return the rows of these destinations' operations in each journal of a store. Of several nodes each that has such
-    operations has one; what all nodes share is in none."""
-    if operations.use is None or operations.node is None:
-        return [rows_of(operations, members)]
-    rows = rows_of(operations, [d for d in members if d not in operations.use.crossed])
+    operations has one; what is elsewhere is in none."""
+    own = [d for d in members if d not in operations.elsewhere]
+    if not own:
+        return []
+    rows = rows_of(operations, own)
+    if operations.node is None:
+        return [rows]
     node = operations.node[rows]
     return [rows[node == number] for number in np.unique(node)]
 

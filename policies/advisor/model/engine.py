@@ -12,7 +12,8 @@ with Spark's workers: here come the summary and the segments, whose number depen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,15 +58,25 @@ class Engine(ABC):
     finish: float
     largest: tuple[int, int]
     """Bytes and seq of the largest operation."""
+    _left_out: frozenset[int] = frozenset()
 
     @property
     def crossed(self) -> frozenset[int]:
         """Return the numbers of the destinations of which messages were sent on one node and acked on another."""
         return frozenset(self.use.crossed if self.use else ())
 
-    @abstractmethod
+    @property
+    def elsewhere(self) -> frozenset[int]:
+        """Return the numbers of the destinations that are in no journal: the crossed ones, and those left out."""
+        return self.crossed | self._left_out
+
+    def leave_out(self, destinations: Iterable[int]) -> None:
+        """Leave these destinations out of all journals, before anything is asked of them: their store is none."""
+        self._left_out = frozenset(destinations)
+
     def summary(self, segment_bytes: int) -> Summary:
         """Add up bytes and lives by bucket."""
+        return replace(self._summary(segment_bytes), elsewhere=self.elsewhere)
 
     def courses(self, partitions: Sequence[Partition], costs: CostModel) -> list[list[TimedCourse]]:
         """Find the course of each store of each partitioning."""
@@ -107,6 +118,9 @@ class Engine(ABC):
     def operations(self) -> Operations:
         """Give the trace as arrays in this process; through Spark of `EXACT_OPERATIONS_MAX` operations at most."""
 
+    @abstractmethod
+    def _summary(self, segment_bytes: int) -> Summary: ...
+
     def _simulate(self, partitions: Sequence[Partition], rules: JournalRules) -> list[Segments]:
         return [segments(found, rules.segment_bytes) for found in self._found(partitions, rules)]
 
@@ -147,16 +161,17 @@ class LocalEngine(Engine):
         at = int(operations.size.argmax())
         self.largest: tuple[int, int] = int(operations.size[at]), int(operations.seq[at])
 
-    def summary(self, segment_bytes: int) -> Summary:
+    def _summary(self, segment_bytes: int) -> Summary:
         return summarise(self._operations, segment_bytes)
 
     has_operations = True
 
     def operations(self) -> Operations:
-        return self._operations
+        return replace(self._operations, elsewhere=self.elsewhere)
 
     def _found(self, partitions: Sequence[Partition], rules: JournalRules) -> list[list[TimedCourse]]:
-        return [courses(self._operations, partition, rules) for partition in partitions]
+        operations = self.operations()
+        return [courses(operations, partition, rules) for partition in partitions]
 
     def _written_during(self, simulated: Sequence[Segments]) -> list[tuple[Ints, Ints]]:
         time, written = self._operations.time, np.cumsum(self._operations.size)

@@ -84,11 +84,11 @@ class SetCosts:
 
     def _evaluate(self, mask: int) -> tuple[float, float, float, int]:
         members, s = np.array(mask_members(mask), np.int64), self.summary
-        own = members if s.use is None else members[~np.isin(members, list(s.use.crossed))]
+        own = members[~np.isin(members, list(s.elsewhere))] if s.elsewhere else members
         held, copied, journals, nodes = 0.0, 0.0, 0, count_nodes(s.use)
         for node in range(nodes):
             sites = own * nodes + node
-            if nodes == 1 or (s.byte_rows[sites] < s.byte_rows[sites + 1]).any():
+            if (nodes == 1 and len(own)) or (s.byte_rows[sites] < s.byte_rows[sites + 1]).any():
                 byte_seconds, copies = self._journal(sites)
                 held, copied, journals = held + byte_seconds / GIB / HOUR + self._ahead, copied + copies, journals + 1
         return held, float(self._spanning.of(members)), copied, journals

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..statistics.operations import Operations
 from ..trace.arrays import Floats, Ints
-from .cost_model import Partition, Segments, courses, rows_of, segments
+from .cost_model import Partition, Segments, courses, journals_of, segments
 from .jit import njit
 from .kernel import JournalRules
 
@@ -84,8 +84,8 @@ def _segment_of(operations: Operations, partition: Partition, starts: Sequence[I
     segment = np.full(len(operations), -1, np.int32)
     first = 0
     for members, start in zip(partition, starts, strict=True):
-        rows = rows_of(operations, members)
-        segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
+        for rows in journals_of(operations, members):
+            segment[rows] = number[first + np.searchsorted(start, rows, side="right") - 1]
         first += len(start)
     return segment
 

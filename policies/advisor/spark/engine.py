@@ -70,7 +70,7 @@ class SparkEngine(Engine):
 
     # The summary ----------------------------------------------------------------------------------------------------
 
-    def summary(self, segment_bytes: int) -> Summary:
+    def _summary(self, segment_bytes: int) -> Summary:
         length = bucket_length(self._last + 1, float(self.bytes), segment_bytes, self._trace.lags)
         timed = self._trace.timed()
         written = _columns(
@@ -126,8 +126,8 @@ class SparkEngine(Engine):
 
     def _journals(self, members: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the sites in each journal of a store, as `journals_of`."""
-        nodes, crossed = count_nodes(self.use), self.crossed
-        own = [d for d in members if d not in crossed]
+        nodes, elsewhere = count_nodes(self.use), self.elsewhere
+        own = [d for d in members if d not in elsewhere]
         each = [tuple(d * nodes + node for d in own) for node in range(nodes)]
         return [sites for sites in each if self._trace.sites[list(sites)].any()]
 
@@ -206,7 +206,7 @@ class SparkEngine(Engine):
     def operations(self) -> Operations:
         if self._operations is None:
             self._operations = self._collected()
-        return self._operations
+        return replace(self._operations, elsewhere=self.elsewhere)
 
     def _collected(self) -> Operations:
         found = _columns(self._trace.timed().select("seq", "d", "size", "partner", "ends", "time"))

@@ -82,6 +82,8 @@ class Operations:
     node: Ints | None = None
     """And the number of each operation's node. It is 0 for all of a destination that has one store for all nodes, since
     messages crossed."""
+    elsewhere: frozenset[int] = frozenset()
+    """Destinations that are in no journal, since their store is none, or is shared by nodes."""
 
     @property
     def site(self) -> npt.NDArray[np.int32]:
@@ -154,6 +156,7 @@ def build(
         findings=(*findings, *found),
         use=use,
         node=node,
+        elsewhere=frozenset(use.crossed if use else ()),
     )
 
 

@@ -60,6 +60,8 @@ class Summary:
     transactions: tuple[TransactionSet, ...]
     totals: tuple[DestinationTotals, ...]
     use: NodeUse | None = None
+    elsewhere: frozenset[int] = frozenset()
+    """Destinations that are in no journal, since their store is none, or is shared by nodes."""
 
     def lives_of(self, destination: int) -> slice:
         """Return the rows of lives of a destination, on all nodes."""
