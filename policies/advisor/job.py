@@ -22,6 +22,7 @@ from ..errors import ConfigError, TraceError
 from ..names.destination import Destination
 from ..names.pattern import Pattern
 from ..text import human_bytes
+from ..units import format_size
 from .advice.candidates import broker_peaks, candidates_of, policies_of
 from .advice.figures import Figures, build_figures, figures_of_courses
 from .advice.opening import Source, open_engine
@@ -78,19 +79,20 @@ def recommend_best(
 ) -> Recommendation:
     """Recommend the best of several sizes of a journal file, in bytes. The cap on the peak comes first, then the cost.
     `parameters["segment_sizes"]` has what each came to. Raises as `recommend`. `logs`: of the nodes, how their clocks
-    compare, for the answer.
+    compare, for the answer. Without any size it is that of the journals in force which hold most.
 
     The trace is opened once, and what the report alone shows is worked out for the best alone."""
-    if not segment_sizes:
+    if not segment_sizes and options.current is None:
         raise ConfigError(["segment_sizes is empty; give at least one size of a journal file, in bytes"])
     sized = [replace(options, segment_bytes=size) for size in dict.fromkeys(segment_sizes)]
     for each in sized:
         each.check()
     report = progress or (lambda stage, share: None)
     with open_engine(trace, options, report) as engine:
+        current = None if options.current is None else _current(engine, options.current)
+        sized = sized or [replace(options, segment_bytes=_sizes_in_force(engine, options)[0])]
         for each in sized:
             _check_segments(engine, each, str(trace) if isinstance(trace, (str, Path)) else "the trace")
-        current = None if options.current is None else _current(engine, options.current)
         constraints = _constraints(engine, options)
         best = _choose(engine, constraints, current, sized[0], report)
         tried = [best.as_row()]
@@ -169,6 +171,29 @@ def _check_segments(engine: Engine, options: RecommendOptions, source: str) -> N
         )
 
 
+def _sizes_in_force(engine: Engine, options: RecommendOptions) -> tuple[int, ...]:
+    """Return the sizes of journal files in the configuration in force, those first that hold most."""
+    weights = {total.name: total.bytes for total in engine.totals}
+    return () if options.current is None else options.current.segment_sizes(weights)
+
+
+def _size_findings(engine: Engine, options: RecommendOptions) -> list[Finding]:
+    """Find what the figures, which are those of one size of a journal file, do not show."""
+    size, found = format_size(options.segment_bytes), []
+    sizes = _sizes_in_force(engine, options)
+    if len(sizes) > 1:
+        message = f"sizes of a journal file in force, {', '.join(map(format_size, sizes))}: all figures are of {size}"
+        found.append(Finding("segment-sizes", len(sizes), message))
+    largest, seq = engine.largest
+    if largest > engine.sizes.capacity(options.segment_bytes):
+        message = (
+            f"bytes in the largest operation, that of seq {seq}: more than a journal file of {size}, as which it is "
+            "counted; disk is above all figures, so choose a larger --segment-size"
+        )
+        found.append(Finding("large-operation", largest, message))
+    return found
+
+
 def _constraints(engine: Engine, options: RecommendOptions) -> Constraints:
     destinations = [Destination.parse(name) for name in engine.destinations]
     pinned = []
@@ -230,6 +255,7 @@ def _choose(
     others = [partition for partition, _ in finalists[1:] if partition not in named.values()]
     named.update(zip(("second", "third"), others, strict=False))
     partitions = {name: (partition, known[partition]) for name, partition in named.items()}
+    findings += _size_findings(engine, options)
     return _Choice(options, set_costs, partitions, findings, peaks[named["recommended"]])
 
 
@@ -312,7 +338,7 @@ def _revised(recommended: Candidate, engine: Engine, options: RecommendOptions) 
     if options.current is None:
         return None
     weights = {total.name: total.bytes for total in engine.totals}
-    resized = options.segment_bytes if options.segment_bytes != options.current.segment_bytes else None
+    resized = options.segment_bytes if options.segment_bytes != _sizes_in_force(engine, options)[0] else None
     crossed = frozenset(engine.destinations[number] for number in engine.crossed)
     return revised_yaml(options.current, recommended.stores, weights, resized, crossed)
 

@@ -387,7 +387,8 @@ def recommend_command(
         click.echo(f"Engine: {choice.name}, since {choice.why}.", err=True)
     options = replace(options, engine=choice.name)
     with warnings_shown(), working("Recommending") as progress:
-        answer = recommend_best(trace, options, _sizes(segment_sizes, options.current), progress.stage, logs)
+        sizes = segment_sizes or (() if options.current is not None else (options.segment_bytes,))
+        answer = recommend_best(trace, options, sizes, progress.stage, logs)
     xml, notes = ("", []) if mkahadb_xml is None else _for_mkahadb(answer)
     paths = answer.write(out, overwrite=force, master=options.master)
     if mkahadb_xml is not None:

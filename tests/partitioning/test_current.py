@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,6 +110,27 @@ def test_what_is_in_no_journal_is_in_no_figure(tmp_path: Path, options: str, mod
             assert (one.peak_bytes, one.cost) == (other.peak_bytes, other.cost), name
     (cache,) = [store for store in answer.recommended.stores if "queue://cache" in store.destinations]
     assert (cache.name, cache.peak_bytes, cache.written_bytes) == ("cache", 0, 0)
+
+
+def test_of_several_sizes_in_force_that_of_most_bytes_is_taken(tmp_path: Path) -> None:
+    text = (
+        "directory: data\nstores:\n- {name: main, match: [work], journal: {segment_size: 64KiB}}\n"
+        "- {name: rest, match: ['>'], journal: {segment_size: 64MiB}}\n"
+    )
+    (tmp_path / "stores.yaml").write_text(text)
+    write_trace(from_events(usage(ledger=False)), tmp_path / "usage.parquet")
+    arguments = ["recommend", "--trace", tmp_path / "usage.parquet", "--current", tmp_path / "stores.yaml",
+                 "--engine", "local", "--out", tmp_path / "advice"]  # fmt: skip
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert (result.exit_code, result.stderr) == (0, "")
+    answer = json.loads((tmp_path / "advice" / "recommendation.json").read_text())
+    assert answer["recommended"]["segment_bytes"] == 64 << 10
+    (found,) = [finding for finding in answer["findings"] if finding["code"] == "segment-sizes"]
+    assert found["count"] == 2
+    assert found["message"] == "sizes of a journal file in force, 64KiB, 64MiB: all figures are of 64KiB"
+    config = load(tmp_path / "advice" / "stores.yaml")
+    sizes = [store_of(config, name).options for name in ("queue://work", "queue://unseen")]
+    assert [one.model_dump()["segment_size"] for one in sizes] == [64 << 10, 64 << 20], "each stays as it is"
 
 
 def store_of(config: Config, name: str) -> StoreConfig:

@@ -247,6 +247,17 @@ def test_of_several_sizes_above_the_cap_the_lowest_peak_is_taken(toymaker: pa.Ta
         assert answer.recommended.cost > min(one["cost"] for one in tried), "the costs say the other"
 
 
+def test_a_message_larger_than_a_journal_file_is_told() -> None:
+    sent = [UsageEvent(i, float(i), "send", "q", str(i), 0, None, 1, None, 1000 if i else 1 << 20) for i in range(3)]
+    for size, told in ((512 << 10, True), (2 << 20, False)):
+        answer = recommend(from_events(sent), replace(OPTIONS, segment_bytes=size))
+        found = [finding for finding in answer.findings if finding.code == "large-operation"]
+        assert bool(found) == told
+        assert not found or (found[0].count > 1 << 20 and "that of seq 0: more than a journal file of 512KiB" in (
+            found[0].message
+        ))  # fmt: skip
+
+
 def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         RecommendOptions(segment_bytes=0, sync_rate=-1, model="artemis", stores_max=0).check()  # type: ignore[arg-type]

@@ -201,6 +201,7 @@ def _parameters(recommendation: Recommendation, scale: Scale) -> list[tuple[str,
     figures = recommendation.figures
     percent = given["compact_live_percent"]
     ours = f"our own journal, {f'compacted where at most {percent} % lives' if percent else 'without compaction'}"
+    ours += "; disk without the free files that pool_files keeps"
     rows = [
         ("model", ours if given["model"] == "anabranch" else "ActiveMQ's KahaDB, with its ack rule"),
         ("clock", "order alone (seq)" if scale.timeless else "the trace's own (ts)"),

@@ -132,12 +132,13 @@ def candidate_note(recommendation: Recommendation) -> str:
 
 def _sizes(recommendation: Recommendation) -> str:
     lines = ["Sizes of a journal file that were tried:"]
+    why = "least cost" if recommendation.cap_kept else "the lowest peak"
     for tried in recommendation.parameters["segment_sizes"]:
         best = tried["segment_bytes"] == recommendation.parameters["segment_bytes"]
         peak, mean = human_bytes(tried["peak_bytes"]), human_bytes(tried["mean_bytes"])
         lines.append(
             f"  {format_size(tried['segment_bytes']):>8}  peak disk {peak}, mean disk {mean}"
-            f"{', the one of least cost' if best else ''}"
+            f"{f', the one of {why}' if best else ''}"
         )
     return "\n".join(lines)
 

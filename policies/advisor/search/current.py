@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -90,6 +91,16 @@ class CurrentConfig:
     @property
     def _journals(self) -> list[JournalOptions]:
         return [store.options for store in self.config.stores if isinstance(store.options, JournalOptions)]
+
+    def segment_sizes(self, weights: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes of segments of the journals that hold these destinations, those first that hold most.
+        `weights`: bytes by destination, all of which `require_all` has let pass."""
+        held: Counter[int] = Counter()
+        for name, weight in weights.items():
+            options = self.store_of(name).options
+            if isinstance(options, JournalOptions):
+                held[options.segment_size] += weight
+        return tuple(size for size, _ in held.most_common()) or (self.segment_bytes,)
 
     @property
     def segment_bytes(self) -> int:
