@@ -118,6 +118,7 @@ def test_figures_are_those_of_journals_as_they_are_configured() -> None:
         now, best = answer.candidate("current"), answer.recommended
         text = Reader(render_html(answer)).text
         assert f"disk at the peak, current{human_bytes(now.peak_bytes)}" in text
+        assert "disk without the free files that pool_files keeps" in text
         copied = f"copied by compaction, {human_bytes(now.copied_bytes)} current{human_bytes(best.copied_bytes)}"
         assert (copied in text) is (percent > 0) is (now.copied_bytes > 0)
         assert ("compact_live_percent is 0" in text) is (percent == 0)
