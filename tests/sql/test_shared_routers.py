@@ -13,12 +13,13 @@ from sqlalchemy.engine import make_url
 
 import anabranch
 from anabranch.adapters.core.messages import Message
-from anabranch.adapters.core.store_types import Settlement
+from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.adapters.sql.shared import SharedStore, heads, waiting
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
+from anabranch.policies.names.destination import Destination
 
 from ..children import run_program
-from ..contract.disk import PATIENCE, Parallel, eventually
+from ..contract.disk import PATIENCE, Parallel, eventually, take
 from .leased import Shared, bodies, databases
 
 shared = pytest.fixture(databases, params=["shared"])
@@ -375,6 +376,34 @@ def test_a_message_whose_id_is_forgotten_as_it_is_found_is_stored(
     monkeypatch.setattr(store._database, "look", forgetting)
     assert not queue.send(b"2", message_id="x").duplicate
     assert bodies(router) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("kind", ["there", "received", "topic"])
+def test_a_send_whose_id_is_forgotten_before_its_outcome_is_asked_for(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It is stored once; where nobody can tell, the caller is told so."""
+    store = store_of(opened(shared, "a")[0])
+    to = Destination.parse("topic://t" if kind == "topic" else "q")
+    store.subscribe(Subscription(Destination.parse("topic://t"), "desk"))
+    once = store._database.once
+
+    def losing(name: str, *given: Any, lost: Any) -> Any:
+        ((seq, *_),) = once(name, *given, lost=lost)
+        monkeypatch.undo()
+        store._database.look("delete_ids", given[0])
+        if kind == "received":
+            take(store, to).ack()
+        return lost([seq])
+
+    monkeypatch.setattr(store._database, "once", losing)
+    if kind == "received":
+        with pytest.raises(OutcomeUnknownError, match="duplicate_window be larger than"):
+            store.send(to, b"1", message_id="x")
+        assert store.depth(to) == 0
+    else:
+        assert not store.send(to, b"1", message_id="x").duplicate
+        assert store.depth(to) == 1
 
 
 def test_a_router_that_comes_removes_what_others_left_of_their_connections(shared: Shared) -> None:

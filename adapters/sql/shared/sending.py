@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from ....policies.config.options import SqlOptions
-from ....policies.errors import MessageTooLargeError
+from ....policies.errors import MessageTooLargeError, OutcomeUnknownError
 from ....policies.names.destination import Destination
 from ...core.messages import EXPIRES_MAX_MS, GROUP, LargeBody, MadeId, Outgoing, Readable, Receipt, checked, plain_body
 from ...core.record.headers import pack_headers, pack_id
@@ -177,10 +177,19 @@ class Sending:
         """Store one message in a statement by itself."""
 
         def lost(ids: list[int]) -> list[Any]:
-            (seq,), look = ids, self._database.look
-            if self._is_named(message) and not any(one == seq for (one,) in look("id_of", number, _name(message))):
-                return []
-            if not self._is_topic(number):
+            (seq,), look, is_topic = ids, self._database.look, self._is_topic(number)
+            if self._is_named(message):
+                known = look("id_of", number, _name(message))
+                if known and known[0][0] != seq:
+                    return []
+                there = ("find_of_topic", number, number, seq) if is_topic else ("find", number, seq)
+                if not known and not look(*there):
+                    raise OutcomeUnknownError(
+                        f"store {self._name!r}: the connection to its database was lost in a send, and so many others "
+                        f"came meanwhile that its message_id is forgotten: nobody can tell whether it was stored; let "
+                        f"duplicate_window be larger than {self._options.duplicate_window}"
+                    )
+            if not is_topic:
                 return [(seq, True)]
             ((subscriptions,),) = look("members", number)
             return [(seq, subscriptions, subscriptions)]
