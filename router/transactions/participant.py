@@ -153,7 +153,7 @@ def unclaim(messages: Iterable[Message], delivered: bool = True, delay: float | 
                 with suppress(StoreFailedError, ClosedError, UnknownMessageError):
                     store.unclaim([message], delivered, delay)
         except (StoreFailedError, ClosedError):
-            pass  # the store's leases and claims are gone with it
+            pass  # the store's leases and claims are gone with it; a shared one does it later
 
 
 def by_store(messages: Message[Any] | Iterable[Message[Any]]) -> list[tuple[Store, list[Message]]]:

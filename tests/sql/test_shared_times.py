@@ -414,6 +414,33 @@ def test_what_nobody_has_seen_is_given_back_once_it_can_be(disk: SharedDisk, mon
     assert take(store).deliveries == 1
 
 
+@pytest.mark.parametrize("call", ["unclaim", "commit"])
+def test_what_a_transaction_cannot_give_back_is_free_once_it_can_be(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It is rolled back while the database cannot be used, or nobody knows whether it is committed."""
+    store: Any = disk.create()
+    store.send(A, b"1")
+    message = take(store)
+    store.claim(message)
+
+    def cut_off(work: Any) -> None:
+        raise OutcomeUnknownError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "change", cut_off)
+        if call == "unclaim":
+            store.unclaim([message])
+        else:
+            with pytest.raises(OutcomeUnknownError):
+                store.commit([], [message])
+        with pytest.raises(StoreFailedError):
+            store.take_undelivered()
+    late(message.ack)
+    assert store.take_undelivered() == []
+    assert take(store).deliveries == 2
+
+
 @pytest.mark.parametrize("struck", [KeyboardInterrupt, OutcomeUnknownError])
 @pytest.mark.parametrize("count", ["on_return", "on_receive"])
 def test_what_is_leased_again_and_not_told_is_free_again(

@@ -615,8 +615,13 @@ class SharedStore:
         try:
             self.leases.free(leases, self.leases.counted(False))
         except AnabranchError:
-            for lease in leases:
-                self._doubt("taken", *lease.place, 1)
+            self._free_later(leases, self.leases.counted(False))
+
+    def _free_later(self, leases: Sequence[SharedLease], counted: int) -> None:
+        """Let a sweep free what nobody has any more, if the database still holds it."""
+        for lease in leases:
+            self._doubt("taken", *lease.place, 1, counted=counted)
+        self.leases.ended(leases, ROLLED_BACK)
 
     def open_body(self, message: Message[Any]) -> BinaryIO:
         """Open a message's body, which is in memory."""
@@ -726,8 +731,13 @@ class SharedStore:
     claim: Any = _by("leases", "claim")
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
-        """Give back what a transaction held."""
-        self._releasing(messages, CLAIMED, delivered, delay, None)()
+        """Give back what a transaction held; later, if it cannot be now."""
+        try:
+            self._releasing(messages, CLAIMED, delivered, delay, None)()
+        except UnknownMessageError:
+            raise
+        except AnabranchError:
+            self._free_later([message._note for message in messages], self.leases.counted(delivered))
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note why messages are about to be given back."""
@@ -859,7 +869,12 @@ class SharedStore:
             stored = self._sending.stored(ask, numbered)
             return self.leases.acked(ask, places, told) if places else set()
 
-        self.leases.settling(acks, self.leases.taken(acks, CLAIMED), CLAIMED, "it was acked", commit)
+        leases = self.leases.taken(acks, CLAIMED)
+        try:
+            self.leases.settling(acks, leases, CLAIMED, "it was acked", commit)
+        except OutcomeUnknownError:
+            self._free_later(leases, self.leases.counted(True))  # unless it has taken effect
+            raise
         self._took_effect(stored.sent, [message._note.place for message in acks])
         self._topics.ended(ended)
         self.waiting.tell(told | stored.queues)
