@@ -340,6 +340,31 @@ def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
     message.ack()
 
 
+def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (router,) = opened(shared, "a")
+    queue, store = router.queue("q"), store_of(router)
+    queue.send(b"1")
+    queue.receive().release(delivered=False)  # type: ignore[union-attr]
+    store._forget_all()
+    look = store._database.look
+
+    def refusing(name: str, *given: Any) -> Any:
+        if name == "queue_of":
+            raise StoreFailedError
+        return look(name, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "look", refusing)
+        with pytest.raises(StoreFailedError):
+            store.take(queue.destination, 1)
+    store.take_undelivered()
+    message = queue.receive(timeout=PATIENCE)
+    assert message is not None and message.deliveries == 1
+    message.ack()
+
+
 def test_an_outcome_that_was_seen_is_known_though_the_answer_to_what_removes_it_is_lost(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

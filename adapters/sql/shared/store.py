@@ -404,20 +404,21 @@ class SharedStore:
         began = time.monotonic()
         first, is_grouped = heads.first(number), heads.has_groups(number, lambda queue: look("has_groups", queue)[0][0])
         given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
-        name, is_lost = "take_grouped" if is_grouped else "take", False
+        name, is_taken = "take_grouped" if is_grouped else "take", False
 
         def lost(_: list[int]) -> list[Any]:
-            nonlocal is_lost
-            is_lost = True
+            nonlocal is_taken
+            is_taken = True
             return look("taken", number, first, take, most)
 
         try:
             rows = self._database.once(name, *given, lost=lost)
+            is_taken = bool(rows)
             messages = [self._message(row, seconds) for row in sorted(rows)]
             for message in messages:
                 note_received(message)
         except BaseException as error:
-            if is_lost or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
+            if is_taken or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
                 self._doubt("taken", number, first, take, most)
             raise
         seconds_taken = time.monotonic() - began
