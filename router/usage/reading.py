@@ -256,7 +256,6 @@ class _Destination:
 
     text: str
     token: str
-    volatile: bool
     subscriptions: dict[int, str]
     """Names by number."""
     pending: dict[int, set[int]] = field(default_factory=dict)
@@ -270,6 +269,8 @@ class _LogReader:
         self._files, self._advance = files, advance
         self._destinations: dict[tuple[str, str], _Destination] = {}
         """Destinations by token and text."""
+        self._volatile: dict[str, _Destination] = {}
+        """Those among them that are in memory stores, by text."""
         self._numbers: dict[int, _Destination] = {}
         self._sets: dict[int, list[tuple[int, str]]] = {}
         self._older: dict[int, _Destination] = {}
@@ -394,22 +395,27 @@ class _LogReader:
         self._session, self._wall_us, self._latest_wall_us = block.session, block.wall_us, block.wall_us
         self._lost_before, self._lost = self._lost_before + self._lost, 0
         self._numbers, self._older, self._sets = {}, {}, {}
-        for destination in [one for one in self._destinations.values() if one.volatile]:
-            yield from self._end(destination, list(destination.pending), 0)
-            del self._destinations[destination.token, destination.text]
+        for text in list(self._volatile):
+            yield from self._end_volatile(text)
 
     def _declare(
         self, number: int, token: str, volatile: bool, text: str, subscriptions: list[tuple[int, str]]
     ) -> Iterator[UsageEvent]:
         destination = self._destinations.get((token, text))
         if destination is None:
-            if volatile:  # a memory store that was opened again
-                for other in [one for one in self._destinations.values() if one.volatile and one.text == text]:
-                    yield from self._end(other, list(other.pending), 0)
-                    del self._destinations[other.token, other.text]
-            destination = self._destinations[token, text] = _Destination(text, token, volatile, {})
+            destination = _Destination(text, token, {})
+            if volatile:
+                yield from self._end_volatile(text)  # of a memory store that was opened again
+                self._volatile[text] = destination
+            self._destinations[token, text] = destination
         destination.subscriptions.update(subscriptions)
         self._numbers[number] = destination
+
+    def _end_volatile(self, text: str) -> Iterator[UsageEvent]:
+        destination = self._volatile.pop(text, None)
+        if destination is not None:
+            yield from self._end(destination, list(destination.pending), 0)
+            del self._destinations[destination.token, text]
 
     def _tx(self, transaction: int, flags: int) -> str | None:
         return f"{self._session:x}{'x' if flags & ACROSS else '-'}{transaction:x}" if transaction else None

@@ -19,6 +19,8 @@ from anabranch.adapters.sql.shared import SharedStore
 from anabranch.policies.config.fields import Redelivery
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
+from anabranch.router.transactions.primary import packed
+from anabranch.router.transactions.xid import Xid
 
 from ..children import run_program
 from ..contract.disk import PATIENCE, A, bodies, drain, eventually, take
@@ -463,6 +465,33 @@ def test_what_is_leased_again_and_not_told_is_free_again(
     assert store.counts(A).leased == 1
     store.take_undelivered()
     assert take(store).deliveries == (2 if count == "on_receive" else 1)
+
+
+def test_what_a_router_prepared_that_is_gone_is_rolled_back_by_others(disk: SharedDisk, sets: SharedTables) -> None:
+    """Not what its transaction manager, or another store, has yet to decide."""
+    store: Any = disk.create(router_timeout=3600.0)
+    eventually(lambda: store.waiting._poll_at)  # it says that it lives, and not again for long
+
+    def seen(ms: int) -> None:
+        prefix, number = store.options.schema_prefix, store.waiting.router
+        sets.run([f"UPDATE {prefix}shared_routers SET seen = {ms} WHERE number = {number}"])
+
+    seen(1 << 60)
+    other: Any = disk.beside(store, router_timeout=0.6)
+    store.send(A, b"first")
+    eventually(lambda: other.take_undelivered() == [] and not other.waiting.has_orphans)
+    take(other).ack()
+    notes = packed(None, store.store_id), packed(Xid(1, "x"), store.store_id), packed(None, b"another")
+    for number, note in enumerate(notes):
+        store.send(A, b"%d" % number)
+        message = take(store)
+        store.claim(message)
+        store.prepare(bytes([number]), [], [], [message], True, note=note).wait()
+    assert other.take_undelivered() == [] and other.counts(A).leased == 3
+    seen(0)
+    eventually(lambda: other.take_undelivered() == [] and other.counts(A).ready)
+    assert take(other).body == b"0"
+    assert [prepared.transaction for prepared in other.recover_prepared()] == [b"\1", b"\2"]
 
 
 # Clocks that differ --------------------------------------------------------------------------------------------------
