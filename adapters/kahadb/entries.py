@@ -35,21 +35,26 @@ class Entry(NamedTuple):
 
     record: Record
     command: Command
-    rewritten: bool
-    """True if the record lies in a file that ack compaction made: a copy of a record of another file."""
+    source: int | None
+    """The number of the file that the record is a copy from, if it lies in one that ack compaction made."""
     repeated: bool
     """True if that other file is still there, so that the copy must not count."""
 
     @property
+    def rewritten(self) -> bool:
+        return self.source is not None
+
+    @property
     def place(self) -> tuple[int, int]:
-        return self.record.file, self.record.offset
+        """Return what orders it among the others."""
+        return self.record.file if self.source is None else self.source, self.record.offset
 
 
 def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSummary] | None = None) -> Iterator[Entry]:
     """Yield every record with its command. A record whose command cannot be decoded is reported and left out."""
     numbers = {file.number for file in journal.files.files}
     paths = {file.number: str(file.path) for file in journal.files.files}
-    current, rewritten, repeated = 0, False, False
+    current, source, repeated = 0, None, False
     for record in journal.records(report, summaries):
         try:
             command = decode(record.payload)
@@ -58,11 +63,11 @@ def read_entries(journal: Journal, report: Report, summaries: dict[int, FileSumm
             report(Damage(paths[record.file], record.offset, reason, "damaged", record.length))
             continue
         if record.file != current:
-            current, rewritten, repeated = record.file, False, False
+            current, source, repeated = record.file, None, False
         if isinstance(command, RewrittenDataFile):
-            rewritten = True
+            source = command.source_file
             repeated = command.skip_if_source_exists and command.source_file in numbers
-        yield Entry(record, command, rewritten, repeated)
+        yield Entry(record, command, source, repeated)
 
 
 def decided(store: StoreFiles | None, report: Report) -> frozenset[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
+from .commands import CommandError, RewrittenDataFile, decode
 from .files import Damage, JournalFile, StoreFiles
 
 BATCH_MAGIC = b"\x00\x00\x00\x1c\x02WRITE BATCH"
@@ -208,7 +209,8 @@ class FileSummary:
 
 
 class Journal:
-    """The records of one store, in the order of the file numbers.
+    """The records of one store, in the order of the file numbers. Copies that ack compaction made come at the place of
+    the file that they are from: what was sent after it is not theirs to ack.
 
     Constructing it touches nothing. It may be read any number of times; each reading reports the damage it meets.
     """
@@ -224,18 +226,23 @@ class Journal:
         unmarked: list[tuple[JournalFile, int, bool]] = []
         marked, checked, done = False, False, 0
         last = self.write_file()
-        for file in self.files.files:
+        sources = {file: _source(file) for file in self.files.files}
+        for file in sorted(self.files.files, key=lambda file: (sources[file] or file.number, file.number)):
+            is_copy = sources[file] is not None  # of another time: its checksums say nothing of those beside it
             is_last = last is not None and file.number == last.number
             try:
                 with file.path.open("rb") as stream:
-                    reader, count = FileReader(file, stream, report, is_last=is_last, checked=checked), 0
+                    before = checked and not is_copy
+                    reader, count = FileReader(file, stream, report, is_last=is_last, checked=before), 0
                     for record in reader:
                         count += 1
                         yield record
             except OSError as error:
                 report(_unreadable(file, error))
                 continue
-            checked, marked = reader.checked, marked or reader.saw_end_mark
+            if not is_copy:
+                checked = reader.checked
+            marked = marked or reader.saw_end_mark
             if reader.ended_without_mark is not None:
                 unmarked.append((file, reader.ended_without_mark, is_last))
             if summaries is not None:
@@ -266,9 +273,21 @@ class Journal:
 def _head(file: JournalFile) -> bytes:
     try:
         with file.path.open("rb") as stream:
-            return stream.read(34)
+            return stream.read(64)
     except OSError:
         return b""  # reported when the file is read
+
+
+def _source(file: JournalFile) -> int | None:
+    """Return the number of the file whose acks this one holds copies of; None where ack compaction did not make it."""
+    head = _head(file)
+    if head[:16] != BATCH_MAGIC or head[33:34] != bytes([REWRITTEN_FILE]):
+        return None
+    try:
+        command = decode(head[33 : 28 + int.from_bytes(head[28:32])])
+    except CommandError:
+        return None  # reported when the file is read
+    return command.source_file if isinstance(command, RewrittenDataFile) else None
 
 
 def _unreadable(file: JournalFile, error: OSError) -> Damage:

@@ -83,7 +83,8 @@ def _null(value: str | None) -> str:
 def test_every_record_equals_the_dump(name: str, records: int, request: pytest.FixtureRequest) -> None:
     damages: list[Damage] = []
     journal = Journal(find_stores(request.getfixturevalue(name)).stores[0])
-    lines = [render(entry) for entry in read_entries(journal, damages.append)]
+    entries = sorted(read_entries(journal, damages.append), key=lambda entry: entry.record[:2])
+    lines = [render(entry) for entry in entries]  # the dump is by file, compaction's copies included
     expected = lzma.decompress((DATA / f"{name}-kahadb.dump.txt.xz").read_bytes()).decode().splitlines()
     assert len(expected) == records
     assert lines == expected

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.adapters.kahadb import explain, usage_trace
+from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.adapters.kahadb.replay import SeenIds
 from anabranch.policies.advisor.trace.events import UsageEvent
 
@@ -243,12 +244,33 @@ def test_copied_acks_count_once_their_source_is_gone(tmp_path: Path) -> None:
     copies = w.batch(w.rewritten(2), w.remove("a", "m:1"), w.remove("a", "m:2", tx), w.commit(tx))
     w.write_file(tmp_path / "db-4.log", copies)
     together = usage_trace(tmp_path)
-    assert [(e.op, e.message_id) for e in together][3:] == [("ack", "m:1"), ("ack", "m:2"), ("send", "m:4")]
+    events = [(e.op, e.message_id) for e in together]
+    assert events[3:] == [("ack", "m:1"), ("ack", "m:2"), ("send", "m:4")]
     (tmp_path / "db-2.log").unlink()
     alone = usage_trace(tmp_path)
-    assert [(e.op, e.message_id) for e in alone][3:] == [("send", "m:4"), ("ack", "m:1"), ("ack", "m:2")]
+    assert [(e.op, e.message_id) for e in alone] == events
     assert together.findings.pending == alone.findings.pending == 2
     assert together.findings.acks_repeated == alone.findings.acks_unknown == 0
+
+
+def test_a_copied_ack_does_not_end_what_was_sent_again_after_it(tmp_path: Path) -> None:
+    w.write_file(tmp_path / "db-1.log", w.batch(w.loaded()), w.batch(w.add("a", "m:1"), w.add("a", "m:2")))
+    # db-2.log held the ack of m:1. It has been compacted into db-4.log, by a broker whose checksums were off.
+    w.write_file(tmp_path / "db-3.log", w.batch(w.add("a", "m:1"), w.add("a", "m:3")))
+    w.write_file(tmp_path / "db-4.log", w.batch(w.rewritten(2), w.remove("a", "m:1"), checksum=False))
+    w.write_file(tmp_path / "db-5.log", w.batch(w.add("a", "m:4")))
+    assert [(e.op, e.message_id) for e in usage_trace(tmp_path)] == [
+        ("send", "m:1"),
+        ("send", "m:2"),
+        ("ack", "m:1"),
+        ("send", "m:1@3:28"),
+        ("send", "m:3"),
+        ("send", "m:4"),
+    ]
+    with pending_of(tmp_path) as pending:
+        assert not pending.damages
+        found = [message.command.message_id for one in pending.destinations for message in one.messages()]
+    assert found == ["m:2", "m:1", "m:3", "m:4"]
 
 
 def test_a_copied_ack_may_lie_behind_its_commit(tmp_path: Path) -> None:
