@@ -90,6 +90,8 @@ class DestinationState:
     messages: dict[str, Message] = field(default_factory=dict)
     subscriptions: dict[str, DurableSubscription] = field(default_factory=dict)
     seen: SeenIds = field(default_factory=lambda: SeenIds())
+    sent_before: SeenIds = field(default_factory=lambda: SeenIds())
+    """Messages that were acked here, and whose sends are in no file any more."""
 
 
 class Replay:
@@ -171,7 +173,7 @@ class Replay:
             self.counts["sends_repeated"] += 1  # the broker keeps the first
             return []
         trace_id = command.message_id
-        if not state.seen.add(trace_id):
+        if not state.seen.add(trace_id) or trace_id in state.sent_before:
             trace_id = f"{trace_id}@{entry.record.file}:{entry.record.offset}"
         effective = self._outcomes.place_of(entry, command.transaction)
         if not command.destination.is_topic:
@@ -204,6 +206,7 @@ class Replay:
                 self.counts["acks_repeated"] += 1
                 return []
             self.counts["acks_unknown"] += 1
+            state.sent_before.add(command.message_id)
             return [Effect(ACK, destination, command.message_id, subscription=key)]
         self.ack_files[entry.record.file][message.file] += 1
         self._refer(entry, message.file)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from anabranch.adapters.kahadb import explain, usage_trace
 from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.adapters.kahadb.replay import SeenIds
+from anabranch.policies.advisor import from_events
+from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.trace.events import UsageEvent
 
 from . import writer as w
@@ -234,6 +236,20 @@ def test_a_message_that_comes_back_under_its_id_is_another_one(tmp_path: Path) -
     events = trace_of(tmp_path, first, w.batch(w.add("a", "m:1"), w.remove("a", "m:1")))
     again = f"m:1@1:{len(first) + 28}"
     assert [e.message_id for e in events] == ["m:1", "m:1", again, again]
+
+
+def test_a_message_sent_again_is_not_the_one_whose_send_is_gone(tmp_path: Path) -> None:
+    batches = [w.remove("a", "m:1"), w.add("a", "m:1"), w.subscribe("t", "c:x"), w.subscribe("t", "c:y")]
+    batches += [w.remove("t", "m:2", kind=w.TOPIC, subscription=key) for key in ("c:x", "c:y")]
+    again = w.batch(w.add("t", "m:2", kind=w.TOPIC))
+    trace = [(e.op, e.message_id) for e in trace_of(tmp_path, w.batch(*batches), again)]
+    assert trace[0] == ("ack", "m:1")
+    assert trace[1][0] == "send"
+    assert trace[1][1].startswith("m:1@1:")
+    assert trace[2:4] == [("ack", "m:2")] * 2  # of two subscriptions
+    assert trace[4][1].startswith("m:2@1:")
+    table = from_events(usage_trace(tmp_path))
+    assert [one.pending for one in build(table, model="kahadb", clock="seq").totals] == [1, 1]
 
 
 def test_copied_acks_count_once_their_source_is_gone(tmp_path: Path) -> None:
