@@ -10,6 +10,7 @@ The rows say this, where KahaDB leaves a choice:
 - `ts` of a send is the broker's clock. Acks have none: theirs are spread evenly between the sends around them.
 - A topic message needs an ack from each durable subscription there is when it is sent. A subscription that ends, or a
   destination that is removed, acks what was left, in events of size 0.
+- Operations of destinations whose names are none here (longer than 1,024 bytes, say) are not in the trace.
 - Operations of transactions that were rolled back, discarded by a restart or not yet committed are not in the trace.
 - Stores of an mKahaDB are merged by their clocks; a transaction over several of them has one `tx` in all.
 """
@@ -20,12 +21,14 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from ...policies.advisor.trace.events import UsageEvent
-from ...policies.errors import TraceError
+from ...policies.errors import DestinationError, TraceError
+from ...policies.names.destination import Destination
 from .commands import AddMessage, RemoveMessage, UpdateMessage
 from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, decided, message_info, read_entries
 from .files import Damage, KahaDirectory, StoreFiles, find_stores, name_range
@@ -53,6 +56,8 @@ class Findings:
     """ActiveMQ's ack types: `individual`, `standard`, `expired`, `poison` and so on."""
     sends_repeated: int
     """Sends of messages that were there already, which the broker ignored; not in the trace."""
+    nameless: int
+    """Operations of destinations whose names are none here; not in the trace."""
     updates: int
     """Messages written again to keep their redelivery count."""
     pending: int
@@ -84,6 +89,8 @@ class Findings:
             lines.append(f"files that ActiveMQ removed are not in the trace: {names}; set archiveDataLogs to keep them")
         if self.acks_unknown:
             lines.append(f"{self.acks_unknown} acks are of messages that were sent before the trace begins")
+        if self.nameless:
+            lines.append(f"{self.nameless} operations are not in the trace: their destinations' names are none here")
         if self.prepared:
             lines.append(f"{len(self.prepared)} prepared transactions are not in the trace: {', '.join(self.prepared)}")
         if opened := self.transactions.get(Outcome.OPEN.value):
@@ -139,6 +146,7 @@ class KahaTrace:
             acks_repeated=counts.replay["acks_repeated"],
             acks_by_type=dict(sorted(counts.ack_types.items())),
             sends_repeated=counts.replay["sends_repeated"],
+            nameless=counts.nameless,
             updates=counts.replay["updates"],
             pending=counts.pending,
             transactions={outcome.value: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
@@ -166,7 +174,7 @@ class _Counts:
     """The counts of one reading, over all stores."""
 
     def __init__(self) -> None:
-        self.records = self.sends = self.acks = self.pending = self.interpolated = 0
+        self.records = self.sends = self.acks = self.pending = self.interpolated = self.nameless = 0
         self.bytes_total = self.bytes_events = 0
         self.ack_types: Counter[str] = Counter()
         self.replay: Counter[str] = Counter()
@@ -203,6 +211,9 @@ class _StoreTrace:
                 size += transaction.outcome_bytes
             for effect in effects:
                 name = str(effect.destination)
+                if not _is_name(name):
+                    counts.nameless += 1
+                    continue
                 if effect.op is UPDATE:
                     carried[name] += size
                     continue
@@ -220,6 +231,15 @@ class _StoreTrace:
         if isinstance(command, AddMessage | RemoveMessage) and command.transaction is not None:
             return self.outcomes.find(command.transaction, entry.place)
         return None
+
+
+@lru_cache(maxsize=4096)
+def _is_name(text: str) -> bool:
+    try:
+        Destination.parse(text)
+    except DestinationError:
+        return False
+    return True
 
 
 def _event(

@@ -252,6 +252,16 @@ def test_a_message_sent_again_is_not_the_one_whose_send_is_gone(tmp_path: Path) 
     assert [one.pending for one in build(table, model="kahadb", clock="seq").totals] == [1, 1]
 
 
+def test_operations_of_names_that_are_none_here_are_left_out_and_counted(tmp_path: Path) -> None:
+    odd = [w.add(name, "m:1") for name in ("x" * 1100, "", "a\0b")]
+    w.write_file(tmp_path / "db-1.log", w.batch(w.add("a", "m:1"), *odd, w.remove("x" * 1100, "m:1")))
+    trace = usage_trace(tmp_path)
+    assert from_events(trace).column("destination").to_pylist() == ["queue://a"]
+    assert trace.findings.nameless == 4
+    assert any(line.startswith("4 operations are not in the trace") for line in trace.findings.warnings())
+    assert sum(e.size for e in trace) + trace.findings.bytes_other == trace.findings.bytes_total
+
+
 def test_copied_acks_count_once_their_source_is_gone(tmp_path: Path) -> None:
     tx = w.local("c", 1)
     w.write_file(tmp_path / "db-1.log", w.batch(w.add("a", "m:1"), w.add("a", "m:2"), w.add("a", "m:3")))
