@@ -91,6 +91,11 @@ class Findings:
             lines.append(f"{self.acks_unknown} acks are of messages that were sent before the trace begins")
         if self.nameless:
             lines.append(f"{self.nameless} operations are not in the trace: their destinations' names are none here")
+        if self.updates:
+            lines.append(
+                f"{self.updates} times a message was written again as it was redelivered: the model kahadb keeps it "
+                "where it was first sent, so its figures, that of one store above all, may be too high"
+            )
         if self.prepared:
             lines.append(f"{len(self.prepared)} prepared transactions are not in the trace: {', '.join(self.prepared)}")
         if opened := self.transactions.get(Outcome.OPEN.value):
