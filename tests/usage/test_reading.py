@@ -21,7 +21,7 @@ from anabranch.policies.advisor.trace.table import read_trace
 from anabranch.router.cli.app import app
 from anabranch.router.usage import log
 from anabranch.router.usage.blocks import decode_block, encode_block
-from anabranch.router.usage.reading import usage_trace
+from anabranch.router.usage.reading import _LogReader, usage_trace
 
 from ..taking import take
 from .conftest import config
@@ -106,6 +106,21 @@ def test_several_routers(tmp_path: Path, wall: Set) -> None:
         assert trace.warnings == ()
         assert [event.seq for event in found] == list(range(9))
         assert len({event.message_id for event in found}) == 6
+
+
+def test_a_memory_store_s_destination_is_found_without_a_walk_over_all() -> None:
+    class Unwalked(dict[Any, Any]):
+        def values(self) -> Any:
+            raise AssertionError("walked over all destinations: quadratic in them")
+
+    reader = _LogReader([], lambda _: None)
+    reader._destinations = Unwalked()
+    for number in (0, 1, 0):  # declared anew, while it is known
+        assert list(reader._declare(number, "1.1", True, f"queue://reply.{number}", [])) == []
+        reader._numbers[number].pending[7] = {0}
+    ended = reader._declare(2, "1.2", True, "queue://reply.0", [])  # its store was opened again
+    assert [event.message_id for event in ended] == ["1.1-7"]
+    assert sorted(reader._destinations) == [("1.1", "queue://reply.1"), ("1.2", "queue://reply.0")]
 
 
 def test_a_clock_that_was_set(tmp_path: Path, wall: Set) -> None:
