@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from anabranch.adapters.sql.shared.statements import TABLES
 from anabranch.adapters.sql.shared.tables import VERSION
 from anabranch.policies.config.options import SqlOptions
 
-from ..contract.disk import Disk
+from ..contract.disk import Disk, eventually
 
 NAMES = [text.split("{p}")[1].split()[0] for text in TABLES if text.startswith("CREATE") and "TABLE" in text][1:]
 """The tables, but that which says whose they are."""
@@ -60,6 +61,14 @@ class SharedTables:
     def set_clock(self, ms: int) -> None:
         """Let the database's clock be so much ahead of what it is."""
         self.run([f"UPDATE ahead SET ms = {ms}"])
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Let nobody else use a table meanwhile, for which somebody waits by now."""
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            eventually(lambda: connection.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all())
+            yield
 
     def run(self, statements: list[str]) -> None:
         with self._engine.begin() as connection:

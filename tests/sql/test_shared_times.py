@@ -23,7 +23,7 @@ from anabranch.router.transactions.primary import packed
 from anabranch.router.transactions.xid import Xid
 
 from ..children import run_program
-from ..contract.disk import PATIENCE, A, bodies, drain, eventually, take
+from ..contract.disk import PATIENCE, A, Parallel, bodies, drain, eventually, take
 from ..contract.expiring import HOUR, GoingClock, going_by, undelivered
 from .leased import Shared, databases
 from .server import PostgresServer
@@ -492,6 +492,15 @@ def test_what_a_router_prepared_that_is_gone_is_rolled_back_by_others(disk: Shar
     eventually(lambda: other.take_undelivered() == [] and other.counts(A).ready)
     assert take(other).body == b"0"
     assert [prepared.transaction for prepared in other.recover_prepared()] == [b"\1", b"\2"]
+
+
+def test_it_is_closed_while_the_database_does_not_answer(disk: SharedDisk, sets: SharedTables) -> None:
+    store: Any = disk.create(response_timeout=0.3, outcome_timeout=0.1, router_timeout=0.6)
+    table = f"{store.options.schema_prefix}shared_routers"
+    with sets.locked(table):
+        with Parallel(store.close) as closing:
+            closing.result()
+        assert store._opened is False
 
 
 # Clocks that differ --------------------------------------------------------------------------------------------------

@@ -80,14 +80,15 @@ class Prepared:
 
     __slots__ = ("_known", "_names", "_pgconn", "_wait")
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], wait: Callable[[], object] | None = None) -> None:
+        """`wait` waits for the connection, and raises where that is given up; None: as long as it takes."""
         self._pgconn = connection.pgconn
         self._names: dict[tuple[Any, ...], bytes] = {}
         self._known: dict[tuple[Any, ...], tuple[bytes, list[Any], list[int], list[Any]]] = {}
         """Statements that were run before with values of the same kinds, none of them an array."""
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
-        self._wait = poll.poll
+        self._wait = wait or poll.poll
 
     def run(self, statement: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a statement with $1, $2 and so on in it. Raises psycopg.Error."""

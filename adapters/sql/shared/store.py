@@ -219,7 +219,7 @@ class SharedStore:
             self._database = database = SharedDatabase(self.name, engine, statements, options.outcome_timeout)
             self.waiting: Waiting = Waiting(
                 self.name, database, single, statements, f"anabranch_{self.store_id.hex()}", node,
-                options.router_timeout, self._most_deliveries,
+                options.router_timeout, self._most_deliveries, options.response_timeout,
             )  # fmt: skip
             self.leases: Leases = Leases(
                 self, database, options, lambda: self.waiting.router, self.waiting.tell, self._is_open,

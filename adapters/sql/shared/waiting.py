@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 import psycopg
@@ -60,6 +61,8 @@ that are made at once the first may be committed last, and one that is deleted a
 FORGET_SECONDS: Final = 3600.0
 """Seconds after which rows of CONNECTIONS are looked for that nobody uses. As long as some transaction is open, that
 passes through a version for each change that there was since."""
+STOP_MS: Final = 1000
+"""For so long (ms) an answer is waited for where nobody needs it any more."""
 BEATS: Final = 3
 """Heartbeats in the time after which a router is taken for dead."""
 
@@ -79,13 +82,14 @@ class Waiting:
 
     def __init__(
         self, name: str, database: SharedDatabase, single: Engine, statements: Statements, channel: str,
-        node: str, timeout: float, most_deliveries: int,
+        node: str, timeout: float, most_deliveries: int, patience: float,
     ) -> None:  # fmt: skip
         """`single` makes connections of their own. `node` names the directory, which one process has at a time.
-        `timeout`: seconds after which a router that is not seen is taken for dead."""
+        `timeout`: seconds after which a router that is not seen is taken for dead. `patience`: seconds after which an
+        answer is given up; 0: never."""
         self._name, self._database, self._single, self._statements = name, database, single, statements
         self._channel, self._node = channel, node
-        self._timeout, self._most_deliveries = timeout, most_deliveries
+        self._timeout, self._most_deliveries, self._patience = timeout, most_deliveries, patience or math.inf
         self.router: int = 0
         """The number of this router."""
         self.ahead_ms: int = 0
@@ -232,7 +236,7 @@ class Waiting:
                 connection: Any = fairy.driver_connection
                 fairy.detach()
                 with connection:
-                    prepared = Prepared(connection)
+                    prepared = Prepared(connection, partial(self._await, connection))
                     prepared.script(f"LISTEN {self._channel}")
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
@@ -252,6 +256,15 @@ class Waiting:
                     "database is back: %s", self._name, self._database.words(error))  # fmt: skip
                 self._wait(pause)
                 pause = min(2 * pause, self._timeout / BEATS)  # to be back before others take it for dead
+
+    def _await(self, connection: Any) -> None:
+        """Wait for an answer. Raises psycopg.OperationalError if it takes too long, or the store is being closed."""
+        began, poll = time.monotonic(), select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while not poll.poll(STOP_MS):
+            if self._stopped or time.monotonic() > began + self._patience:
+                connection.close()
+                raise psycopg.OperationalError("the database has not answered")
 
     def _wait(self, seconds: float, *others: int) -> None:
         """Wait for one of these descriptors, or for a poke."""
