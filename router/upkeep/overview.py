@@ -62,6 +62,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
         there = {d: n for d, n in stats.destinations.items() if d.kind is not Kind.MAP}
         waiting = longest_waiting(registry, stats, dead) if stats.failed is None else ()
         of_dead = Counter({destination: n for destination in dead if (n := there.get(destination))})
+        holding = sum(n > 0 and one.kind is Kind.QUEUE and one not in dead for one, n in there.items())
         held, leased, delayed = sum(there.values()), stats.leased, stats.delayed
         yield {
             "store": name, "kind": stats.kind, "sends": stats.sends, "acks": stats.acks, "syncs": stats.syncs,
@@ -71,6 +72,7 @@ def overview(registry: StoreRegistry, stores: Mapping[str, StoreStats]) -> Itera
             "dead": sum(of_dead.values()),
             "oldest_ready_seconds": oldest_ready(waiting), "waiting": stats.waiting, "failed": stats.failed,
             "waiting_longest": [(str(one[0]), *one[1:]) for one in waiting[:LONGEST_MAX]],
+            "holding": holding + sum(n > 0 for n in stats.subscriptions.values()),
             "dead_letter_queues": {str(one): n for one, n in of_dead.most_common(LETTERS_MAX)},
         }  # fmt: skip
 

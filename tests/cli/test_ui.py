@@ -25,6 +25,7 @@ from anabranch.router.cli.ui import server as serving
 from anabranch.router.cli.ui.advice import Advice
 from anabranch.router.cli.ui.figures import Figures
 from anabranch.router.cli.ui.server import CONNECTIONS, HOST, TOKEN, Server
+from anabranch.router.upkeep import overview
 
 from ..children import started
 from ..contract.disk import PATIENCE, eventually
@@ -345,10 +346,14 @@ def test_who_is_refused(server: Server) -> None:
         assert ask(server, path)[0] == 404
 
 
-def test_dead_letters_are_counted_below_alone(server: Server) -> None:
+def test_dead_letters_are_counted_below_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = ask(server, "/api/look")[1]
     assert ([row[0] for row in seen["destinations"]["rows"]], seen["destinations"]["total"]) == (["private"], 1)
     assert seen["letters"]["rows"] == [["queue://dlq.orders.rejected", "1"]]
+    monkeypatch.setattr(overview, "LETTERS_MAX", 0)  # beyond those that are named
+    server.figures.look._seconds = 0
+    seen = ask(server, "/api/look")[1]
+    assert (seen["destinations"]["total"], seen["letters"]["rows"]) == (1, [])
 
 
 def test_without_write_it_only_reads_and_without_bodies_shows_none(server: Server) -> None:
@@ -360,7 +365,8 @@ def test_without_write_it_only_reads_and_without_bodies_shows_none(server: Serve
     for queue in ("queue://private", "queue://orders.rejected", "topic://x", "", "\ud800"):
         status, said = ask(server, "/api/discard", body={"queue": queue, "seqs": None})
         assert (status, "is none of the dead-letter queues" in said["error"]) == (409, True)
-    for wrong in (b"", b"{", b"[]", b"\xff", b'{"queue": 1}', {"queue": "q"}, {"queue": "q", "seqs": [1]}):
+    garbage = (b"", b"{", b"[]", b"\xff", b"[" * 65536)
+    for wrong in (*garbage, b'{"queue": 1}', {"queue": "q"}, {"queue": "q", "seqs": [1]}):
         assert ask(server, "/api/discard", body=wrong)[0] in (400, 409)
     status, said = ask(server, "/api/discard", body={"queue": "queue://dlq.orders.rejected", "seqs": ["0", "99"]})
     assert (status, said["done"][:15]) == (200, "0 dead letters ")

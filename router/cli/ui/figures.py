@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 from ....adapters.core.messages import Message, T
 from ....adapters.core.store_types import StoreStats, SubscriptionKey
 from ....policies.errors import DestinationError
-from ....policies.names.destination import Destination, Kind
+from ....policies.names.destination import Destination
 from ....policies.text import count_of, human_bytes
 from ...api.consumer import Consumer
 from ...api.dead_letter import PREFIX, dead_letter_of
@@ -94,11 +94,10 @@ class Figures:
         self._before = look
         letters = [found for store in look.stores for found in store["dead_letter_queues"].items()]
         letters.sort(key=lambda one: (-one[1], one[0]))
-        holding = sum(map(_holding, stats.stores.values())) - len(letters)
         return {
             "owner_pid": look.owner_pid,
             "stores": _stores(look, before, stats.stores),
-            "destinations": self._destinations(look) | {"total": holding},
+            "destinations": self._destinations(look) | {"total": sum(store["holding"] for store in look.stores)},
             "letters": _table(
                 ("dead-letter queue", "letters"), 1,
                 [(printable(name), f"{count:,}") for name, count in letters],
@@ -224,12 +223,6 @@ def _stores(look: Look, before: Look | None, stats: Mapping[str, StoreStats]) ->
     disk = [stats.get(store["store"]) for store in look.stores]
     cells = [("-", "-") if one is None else (human_bytes(one.live_bytes), human_bytes(one.held_bytes)) for one in disk]
     return _table((*heads, "disk live", "disk held"), 2, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
-
-
-def _holding(stats: StoreStats) -> int:
-    """Return how many queues and subscriptions of a store hold messages."""
-    queues = sum(n > 0 and one.kind is Kind.QUEUE for one, n in stats.destinations.items())
-    return queues + sum(n > 0 for n in stats.subscriptions.values())
 
 
 def _without_dead(row: Sequence[str]) -> Sequence[str]:

@@ -229,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         except AnabranchError as error:
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
             found = _json({"error": text}, HTTPStatus.CONFLICT)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             found = _json({"error": f"the request is not one of the page's: {error}"}, HTTPStatus.BAD_REQUEST)
         except Exception as error:
             log.exception("a request of the page has failed")
