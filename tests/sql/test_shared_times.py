@@ -503,6 +503,27 @@ def test_it_is_closed_while_the_database_does_not_answer(disk: SharedDisk, sets:
         assert store._opened is False
 
 
+def test_nobody_is_taken_for_dead_because_the_clock_is_set(disk: SharedDisk, sets: SharedTables) -> None:
+    store: Any = disk.create(router_timeout=3600.0)
+    other: Any = disk.beside(store, router_timeout=3600.0)
+    for one in (store, other):
+        eventually(lambda: one.waiting._poll_at)  # noqa: B023
+    store.send(A, b"1")
+    message = take(other)
+    lines = store.waiting
+    lines._bury_at = 0.0
+    sets.set_clock(2 * HOUR)
+    try:
+        lines._beat_at = before = -3600.0
+        lines._poke()
+        eventually(lambda: lines._beat_at != before)
+        polled = lines._poll_at
+        eventually(lambda: lines._poll_at > polled)
+    finally:
+        sets.set_clock(0)
+    message.ack()
+
+
 # Clocks that differ --------------------------------------------------------------------------------------------------
 
 CHILD = """

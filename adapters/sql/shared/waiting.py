@@ -13,6 +13,7 @@ W13  WAITING is emptied when it has grown, and all announce themselves anew: it 
     transaction in the database is open.
 W14  Times are those of the database's clock. It is asked with each heartbeat how far it is ahead of this machine's, by
     which the times of messages are moved on their way in and out.
+    If it was set, or this router stood still, the others have as long as ever to say that they live.
 W15  A router that the others have taken for dead finds its row in ROUTERS gone, and enters anew under another number.
 """
 
@@ -109,6 +110,8 @@ class Waiting:
         """How often rows there were told to be gone."""
         self._last_queue = 0
         self._beat_at = self._poll_at = self._bury_at = self._all_at = self._forget_at = 0.0
+        self._clock = 0
+        """The database's, as it was last told (ms)."""
         self._fresh: dict[int, float] = {}
         """Queues in which somebody has begun to wait, and when they are looked at once more (W11)."""
         self._stopped = False
@@ -134,6 +137,9 @@ class Waiting:
 
     def _note_clock(self, began: int, now: int) -> None:
         """Note what the database's clock has said (ms), which was asked at `began`."""
+        if now - self._clock > 1000 * self._timeout:  # that was set, or this router stood still, as others may have
+            self._bury_at = time.monotonic() + self._timeout
+        self._clock = now
         took = wall_ms() - began
         ahead = now - began - took // 2
         self.ahead_ms = ahead if abs(ahead) > took + SKEW_MS else 0
