@@ -93,6 +93,8 @@ from .waiting import Waiter, Waiting
 log: logging.Logger = logging.getLogger(__name__)
 
 ALL_DELIVERIES: Final = (1 << 31) - 1
+NOBODY: Final = -1
+"""The number of no router."""
 DOUBTS: Final = 3
 """Sweeps that look for a lease whose caller was interrupted: the database may be at it still."""
 
@@ -558,7 +560,7 @@ class SharedStore:
         self.abandoned.give_back()
         self.leases.forget_late()
         self._sending.forget_ids()
-        self._topics.remove_left()
+        self._end_left()
 
         number = random.getrandbits(62)
 
@@ -580,6 +582,21 @@ class SharedStore:
             self._doubt("taken_undelivered", number, self._most_deliveries, number)
             raise
         return undelivered
+
+    def _end_left(self) -> None:
+        """Roll back what routers have prepared that are gone, and this store's own commit was to decide (rule T6); and
+        remove some of what ended subscriptions have left. Raises StoreFailedError; then it is tried again."""
+        if self.waiting.has_orphans:
+            self.waiting.has_orphans = False  # first: another router may go meanwhile
+            try:
+                for prepared, is_left in self._branches.all(NOBODY):
+                    if is_left and prepared.note and msgspec.msgpack.decode(prepared.note) == [None, self.store_id]:
+                        self.rollback_prepared(prepared.transaction)
+                if self._topics.remove_left():
+                    self.waiting.has_orphans = True
+            except BaseException:
+                self.waiting.has_orphans = True
+                raise
 
     def _doubt(self, *asked: Any, counted: int | None = None) -> None:
         self._doubtful.append((asked, self.leases.counted(False) if counted is None else counted, DOUBTS))

@@ -131,15 +131,14 @@ class Topics:
                 self._usage.tell((), [Place(number, one, 0) for one in page])
                 yield len(page) if len(numbers) == 1 else self._database.look("gone", page, list(numbers))[0][0]
 
-    def remove_left(self) -> None:
+    def remove_left(self) -> bool:
         """Remove some of the messages of subscriptions that have ended, which another router has left, or this one
-        after an error. Raises StoreFailedError."""
-        if self._waiting.has_orphans:
-            left = {number for (number,) in self._database.look("orphans")} - self._removing
-            for number in left:
-                for _ in islice(self.removed("delete", [number]), PAGES_LEFT):
-                    pass
-            self._waiting.has_orphans = bool(left)
+        after an error. Returns whether there may be more. Raises StoreFailedError."""
+        left = {number for (number,) in self._database.look("orphans")} - self._removing
+        for number in left:
+            for _ in islice(self.removed("delete", [number]), PAGES_LEFT):
+                pass
+        return bool(left)
 
     def forget(self, number: int) -> None:
         """Ask anew what has this number."""

@@ -102,7 +102,8 @@ class Waiting:
         self.on_deleted: Callable[[int], None] = lambda queue: None
         """Called with the number of a queue that was deleted."""
         self.has_orphans: bool = True
-        """There may be messages of subscriptions that have ended: who was to remove them is gone, or was cut off."""
+        """There may be branches that nobody commits any more, and messages of subscriptions that have ended: who was to
+        see to them is gone, or was cut off."""
         self.heads: Final = Heads()
         self._lock = threading.RLock()
         self._lines: dict[int, dict[Waiter, None]] = {}
