@@ -15,7 +15,7 @@ import pytest
 
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
 from anabranch.adapters.core.store_types import Settlement, Subscription
-from anabranch.adapters.sql.shared import SharedStore, waiting
+from anabranch.adapters.sql.shared import SharedStore
 from anabranch.policies.config.fields import Redelivery
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
@@ -523,38 +523,6 @@ def test_nobody_is_taken_for_dead_because_the_clock_is_set(disk: SharedDisk, set
     finally:
         sets.set_clock(0)
     message.ack()
-
-
-def test_who_waits_for_one_of_many_queues_is_told(disk: SharedDisk, sets: SharedTables) -> None:
-    store: Any = disk.create()
-    table = f"{store.options.schema_prefix}shared_waiting"
-    numbers = range(2_147_000_000, 2_147_000_760)
-    sets.run(
-        [f"INSERT INTO {table} (queue, router) SELECT n, 0 FROM generate_series({numbers[0]}, {numbers[-1]}) AS n"]
-    )
-    store.waiting.tell(numbers)
-    assert store._database.look("wake", list(numbers), "any") == [], "no row is left"
-
-
-def test_a_notice_that_comes_with_an_answer_is_heard_at_once(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = disk.create()
-    lines, heard = store.waiting, list[str]()
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 3600.0)
-    polled = lines._poll_at
-    eventually(lambda: lines._poll_at > polled + 1800)  # from now on nothing is due for long
-    beat, told = lines._beat, list[int]()
-
-    def noticed(prepared: Any) -> None:
-        beat(prepared)
-        if not told:
-            told.append(1)
-            store._database.look("notify", lines._channel, "77")
-            prepared.run("SELECT 1")
-
-    monkeypatch.setattr(lines, "_heard", heard.append)
-    monkeypatch.setattr(lines, "_beat", noticed)
-    lines._poke()
-    eventually(lambda: heard)
 
 
 # Clocks that differ --------------------------------------------------------------------------------------------------

@@ -54,8 +54,6 @@ WAITING_MAX: Final = 1 << 15
 ALL: Final = "!"
 """The notice that WAITING is empty. Another one is the number of a queue that was deleted, with a minus sign before it;
 or those of queues that have messages."""
-NAMES_MAX: Final = 500
-"""The most queues of one notice, which has at most 8,000 bytes."""
 SKEW_MS: Final = 100
 """Clocks that differ by less count as one, as those do that are kept right."""
 ALL_SECONDS: Final = 10.0
@@ -222,10 +220,10 @@ class Waiting:
     def tell(self, queues: Iterable[int]) -> None:
         """Wake who waits for messages of these queues, here and in other routers. After the commit (W11)."""
         names = list(dict.fromkeys(queues))
-        with suppress(AnabranchError):  # they look by themselves
-            for first in range(0, len(names), NAMES_MAX):
-                self._database.look("wake", names[first : first + NAMES_MAX], self._channel)
-        self.wake(names)
+        if names:
+            with suppress(AnabranchError):  # they look by themselves
+                self._database.look("wake", names, self._channel)
+            self.wake(names)
 
     def look_at_queues(self) -> None:
         """Look at all queues once more: some may have got the numbers of others."""
@@ -253,11 +251,11 @@ class Waiting:
                     pause = PAUSE
                     while not self._stopped:
                         self._beat(prepared)
-                        for heard in prepared.notified():  # also what came with the answers
-                            self._heard(heard)
                         with self._lock:
                             due = min(self._fresh.values(), default=self._poll_at)
                         self._wait(max(0.0, due - time.monotonic()), connection.fileno())
+                        for heard in prepared.notified():
+                            self._heard(heard)
             except (psycopg.Error, SQLAlchemyError, OSError, AnabranchError) as error:
                 is_new = pause == PAUSE and not self._stopped  # once an outage
                 log.log(logging.WARNING if is_new else logging.DEBUG,
