@@ -756,6 +756,7 @@ class SharedStore:
             raise
         except AnabranchError:
             self._free_later([message._note for message in messages], self.leases.counted(delivered))
+            raise
 
     def note_failure(self, messages: Sequence[Message[Any]], reason: Reason) -> None:
         """Note why messages are about to be given back."""
