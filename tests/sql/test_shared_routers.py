@@ -297,7 +297,7 @@ def test_each_queue_is_looked_at_once_more_by_its_own_time(shared: Shared, monke
         now += waiting.RELOOK / 2
         listener = queue.listen(seen.append)
         eventually(lambda: len(lines._fresh) == 2)
-        now += waiting.RELOOK / 2
+        now += 0.75 * waiting.RELOOK
         eventually(lambda: len(lines._fresh) < 2)
         late.commit()
     now += waiting.RELOOK / 2

@@ -138,7 +138,8 @@ class Waiting:
 
     def _note_clock(self, began: int, now: int) -> None:
         """Note what the database's clock has said (ms), which was asked at `began`."""
-        if now - self._clock > 1000 * self._timeout:  # that was set, or this router stood still, as others may have
+        # That was set, or this router stood still, as others may have.
+        if now - self._clock > 1000 * max(self._timeout, 2 * POLL_SECONDS):
             self._bury_at = time.monotonic() + self._timeout
         self._clock = now
         took = wall_ms() - began
