@@ -59,7 +59,7 @@ class Server:
         self._presence = Presence(router, self._loop, self._round)
         self._rounds.ops[Hello] = self._presence.hello
         self._sessions = self._presence.sessions
-        self.grace_over = self._presence.grace_over
+        self.grace_over: threading.Event = self._presence.grace_over
         """Set once the clients of an owner before have told what they hold, or have had the time."""
         self.failure: BaseException | None = None
         """Why the server has ended by itself, if it was a defect."""

@@ -86,7 +86,7 @@ class Session:
         self._in = bytearray()
         self.out: bytearray = bytearray()
         """What the socket did not take yet."""
-        self.taken = 0
+        self.taken: int = 0
         """Bytes that it took later than they were sent."""
         self.is_looked_at = False
         """It will be looked at whether the client has read anything, of which too much waits for it."""
