@@ -31,17 +31,16 @@ class Answers:
         self.put([(session, session.failing(number, error))])
 
     def work(
-        self, session: Session, number: int, call: Callable[[], Any], done: Callable[[], None] = lambda: None
+        self, session: Session, number: int, call: Callable[[], Any], done: Callable[[], None] | None = None
     ) -> None:
-        """Run a call on a thread of the library, and answer with what it returns; `done` is called then."""
-
-        def run() -> None:
-            try:
-                self.answer_call(session, number, call)
-            finally:
-                done()
-
-        shared().lead(run)
+        """Run a call on a thread of the library, and answer with what it returns. With `done`, which is called then, it
+        may return much, and is answered while no other such call is."""
+        if done is None:
+            shared().lead(partial(self.answer_call, session, number, call))
+            return
+        future = shared().call(call)
+        self.answer_with(session, number, future)
+        future.add_done_callback(lambda _: done())
 
     def answer_with(
         self, session: Session, number: int, future: Future[Any], convert: Callable[[Any], Any] | None = None

@@ -181,27 +181,29 @@ class Rounds:
             return
         begin = partial(self._begin_call, session, number, request, called, run)
         if called.is_page:
-            session.make_page(partial(begin, session.page_made))
+            session.make_page(begin)
         else:
             begin()
 
     def _begin_call(
-        self, session: Session, number: int, request: protocol.Call, called: Called, run: Callable[[], Any],
-        done: Callable[[], None] = lambda: None,
+        self, session: Session, number: int, request: protocol.Call, called: Called, run: Callable[[], Any]
     ) -> None:  # fmt: skip
+        done = session.page_made if called.is_page else None
         if called.is_long:
             try:
                 session.begin_long(number)
             except ValueError as error:
                 self.answers.refuse(session, number, error)
-                done()
+                if done is not None:
+                    done()
                 return
             if request.changes:
                 self.changing.add((session, number))
 
             def ended() -> None:
                 self.changing.discard((session, number))
-                done()
+                if done is not None:
+                    done()
 
             Thread(partial(session.run_long, number, run, ended), "share-call").start()
         else:
