@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import ConfigError, Problem
+from ..errors import OF_VARIABLE, ConfigError, Problem
 from ..names.destination import wildcard_in
 from ..paths import from_home
 from . import yaml_lines
@@ -166,7 +166,8 @@ def _defaults(document: Document, base: Base) -> tuple[Mapping[str, Any], list[L
             continue
         for problem in validated_options(kind, options, base)[1]:
             path = ("defaults", *problem.path)
-            if path in document.lines:  # else it is an option that is missing here and may stand in each store
+            # Else it is about an option that is missing here and may stand in each store.
+            if path in document.lines and not problem.text.startswith(OF_VARIABLE):
                 found.append(Located(path, problem.text))
     return defaults, found
 

@@ -26,6 +26,7 @@ from ...policies.errors import (
     AnabranchError,
     ClosedError,
     ConfigError,
+    OutOfDescriptorsError,
     PlacementError,
     StoreFailedError,
     UnknownMessageError,
@@ -559,7 +560,8 @@ class StoreRegistry:
             rows, errors = self.rows_by_name(), dict[str, BaseException]()
             stores, unresponsive = self._statistics.of(rows, errors)
             for error in errors.values():
-                if isinstance(error, ClosedError) or not isinstance(error, (AnabranchError, OSError)):
+                ours = isinstance(error, ClosedError | OutOfDescriptorsError)  # it says nothing of the store
+                if ours or not isinstance(error, AnabranchError | OSError):
                     raise error
             if all(rows[name].store_id in self.table.stores for name in errors):  # else it was removed meanwhile
                 stores |= {name: self._failed_stats(rows[name], stores.get(name), errors[name]) for name in errors}

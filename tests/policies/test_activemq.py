@@ -341,7 +341,7 @@ def test_what_holds_for_the_whole_file_is_listed(tmp_path: Path) -> None:
     written = write_mkahadb(loads(text, tmp_path))
     assert [note for note in written.notes if note not in plain.notes] == [
         "transactions: limits and timeouts of transactions are no attributes of <mKahaDB>",
-        "usage: ActiveMQ records no usage; what archiveDataLogs keeps, `anabranch recommend --from-kahadb` reads",
+        "usage: ActiveMQ records no usage; `anabranch recommend` reads what archiveDataLogs keeps (option from-kahadb)",
         "create_directory: ActiveMQ makes directories that are missing",
         "file_mode: ActiveMQ makes files as the broker's umask has them",
         "control: whoever looks into a broker asks it by JMX",

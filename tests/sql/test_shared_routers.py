@@ -431,6 +431,23 @@ def test_a_send_whose_id_is_forgotten_before_its_outcome_is_asked_for(
         assert store.depth(to) == 1
 
 
+@pytest.mark.parametrize("error", [StoreFailedError("it is away"), OutcomeUnknownError("nobody knows")])
+def test_what_took_effect_and_cannot_be_looked_at_is_not_told_as_failed(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, error: StoreFailedError
+) -> None:
+    database = store_of(opened(shared, "a")[0])._database
+    monkeypatch.setattr(database, "_trying", lambda run: [7])  # its answer was lost, and its row says that it was done
+    sent: list[list[int]] = []
+
+    def lost(ids: list[int]) -> list[Any]:
+        sent.append(ids)
+        raise error
+
+    with pytest.raises(OutcomeUnknownError):
+        database.once("ack_one", 1, 2, 3, lost=lost)
+    assert sent == [[7]]
+
+
 def test_a_router_that_comes_removes_what_others_left_of_their_connections(shared: Shared) -> None:
     opened(shared, "a")
     with connected(shared, autocommit=True) as database:

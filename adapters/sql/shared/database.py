@@ -22,7 +22,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from ....policies.errors import AnabranchError, OutcomeUnknownError
+from ....policies.errors import AnabranchError, OutcomeUnknownError, StoreFailedError
 from ...system.durations import DurationCounter
 from ..database.connections import driver_error, on_driver
 from ..database.dialects import is_collision
@@ -134,7 +134,14 @@ class SharedDatabase(Database):
             rows = self._changed(connection, token, number, name, given)
 
         sent = self._trying(run)
-        return lost(sent) if rows is None else rows
+        if rows is not None:
+            return rows
+        try:
+            return lost(sent)
+        except OutcomeUnknownError:
+            raise
+        except StoreFailedError as error:  # it has taken effect
+            raise self._lost() from error
 
     def change(self, work: Callable[[Ask], T]) -> T:
         """Return what `work` returns, once the transaction in which it has asked is committed. Raises what `work`

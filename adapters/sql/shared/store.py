@@ -750,6 +750,7 @@ class SharedStore:
 
     def unclaim(self, messages: Sequence[Message[Any]], delivered: bool = True, delay: float | None = None) -> None:
         """Give back what a transaction held; later, if it cannot be now."""
+        self._require_open()
         try:
             self._releasing(messages, CLAIMED, delivered, delay, None)()
         except UnknownMessageError:

@@ -353,7 +353,7 @@ class Exchange(ABC):
     def _without_answer(self, asked: Asked, error: Exception) -> Exception:
         """Return the error of a request to which no answer comes, for this one."""
         is_out = asked.is_again or (asked.is_sent and not self._has_left)
-        return heartbeat.lost(asked.request, error) if is_out and not asked.done else error
+        return heartbeat.lost(asked.request, error) if is_out and not (asked.done or self.is_closed) else error
 
     # An owner that does not answer (heartbeat.py)
 

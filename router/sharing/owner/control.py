@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Thread
+from ....adapters.system.files import disk_errors
 from ..clients import GRACE_SECONDS, living
 from ..socket_file import bound_without_file
 
@@ -65,8 +66,11 @@ class ControlSocket:
         """Guards it."""
         self._listens_later = registry.config.control and not listens
         if registry.config.control and listens:
+            with disk_errors(f"the clients in {self._directory} cannot be looked at"):
+                has_clients = any(living(self._directory))
             self._listen()
-            self._wait_for_clients()
+            if has_clients:
+                self._wait_for_clients()
 
     def serve(self, linger: float | None) -> Server:
         """Serve until that is stopped, as Router.serve."""
@@ -107,11 +111,17 @@ class ControlSocket:
         """Wait until the clients of an owner before have told what they hold, or have had the time: whoever opens the
         router would receive it."""
         deadline = time.monotonic() + GRACE_SECONDS
-        while not self._over and any(living(self._directory)):
+        while not self._over and self._has_clients():
             server = self.server
             if time.monotonic() > deadline if server is None else server.grace_over.is_set():
                 return
             time.sleep(0.005)
+
+    def _has_clients(self) -> bool:
+        try:
+            return any(living(self._directory))
+        except OSError:  # for want of a descriptor, say: there were some
+            return True
 
     def come(self) -> None:
         """Serve whoever has connected, on a thread. The thread that watches alone."""
