@@ -340,12 +340,13 @@ def test_what_was_leased_to_a_caller_that_was_not_told_is_free_again(
     message.ack()
 
 
+@pytest.mark.parametrize("how", ["take", "lease_again"])
 def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     (router,) = opened(shared, "a")
     queue, store = router.queue("q"), store_of(router)
-    queue.send(b"1")
+    seq = queue.send(b"1").seq
     queue.receive().release(delivered=False)  # type: ignore[union-attr]
     store._forget_all()
     look = store._database.look
@@ -358,7 +359,7 @@ def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
     with monkeypatch.context() as patch:
         patch.setattr(store._database, "look", refusing)
         with pytest.raises(StoreFailedError):
-            store.take(queue.destination, 1)
+            getattr(store, how)(queue.destination, 1 if how == "take" else seq)
     store.take_undelivered()
     message = queue.receive(timeout=PATIENCE)
     assert message is not None and message.deliveries == 1

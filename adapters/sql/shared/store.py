@@ -817,12 +817,12 @@ class SharedStore:
         given = milliseconds(seconds), self.waiting.router, place.take, number, seq, self._most_deliveries
         try:
             rows = self._database.change(lambda ask: ask("take_again", *given))
+            message = self._message(rows[0], seconds) if rows else None
         except BaseException:
             self._doubt("taken", *place, 1, counted=0)  # it was, when it was leased before
             raise
-        if not rows:
+        if message is None:
             raise UnknownMessageError(f"message {seq} of {destination}, or another of its group, is leased to another")
-        message = self._message(rows[0], seconds)
         return self.leases.token(message)
 
     settle: Any = _by("leases", "settle")
