@@ -46,7 +46,16 @@ from .fields import (
     items,
     remember_variables,
 )
-from .options import MODELS, JournalOptions, MemoryOptions, SqlOptions, TransactionOptions, UsageOptions, options_model
+from .options import (
+    MODELS,
+    JournalOptions,
+    MemoryOptions,
+    SqlOptions,
+    TransactionOptions,
+    UsageOptions,
+    is_shared,
+    options_model,
+)
 from .problems import KIND_ALIAS, OPTIONS_ALIAS, Located, describe_value, explain, fold
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -377,7 +386,7 @@ def _shared_tables(stores: Sequence[StoreConfig]) -> Iterator[Located]:
 def _shared_maps(stores: Sequence[StoreConfig]) -> Iterator[Located]:
     """Yield patterns of shared stores that take maps."""
     for place, store in enumerate(stores):
-        if isinstance(store.options, SqlOptions) and store.options.shared:
+        if is_shared(store.options):
             for index, text in enumerate(store.match):
                 if Kind.MAP in Pattern.parse(text).kinds:
                     name = text.rpartition("://")[2]

@@ -224,6 +224,11 @@ Creator = Annotated[Any, AfterValidator(_creator), WithJsonSchema({"type": "stri
 """A maker of connections; see SqlOptions."""
 
 
+def is_shared(options: object) -> bool:
+    """Return whether these are the options of tables that any number of routers use at once."""
+    return isinstance(options, SqlOptions) and options.shared
+
+
 def refused_to_clients(store: str) -> str:
     """Return what a client of a shared directory cannot do in a store that is itself shared, and the next step."""
     return (

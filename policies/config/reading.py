@@ -18,7 +18,7 @@ from . import yaml_lines
 from .adapters import kind_in, known_kinds
 from .fields import Base, given, variables_of
 from .models import Config, validated_options
-from .options import SqlOptions, refused_to_clients
+from .options import is_shared, refused_to_clients
 from .problems import Located, describe_value, did_you_mean, explain
 from .yaml_lines import Document
 
@@ -53,7 +53,7 @@ def _doubts(config: Config) -> Iterator[Located]:
     """Yield each pattern and each name of a dead-letter queue that probably means something else, and each shared store
     of a shared directory."""
     for place, store in enumerate(config.stores):
-        if config.shared and isinstance(store.options, SqlOptions) and store.options.shared:
+        if config.shared and is_shared(store.options):
             yield Located(("stores", place, store.kind, "shared"), refused_to_clients(store.name))
         for index, text in enumerate(store.match):
             segments = text.rpartition("://")[2].split(".")

@@ -193,8 +193,8 @@ def route_command(name: str, config_path: Path, as_json: bool) -> None:
         raise NoRouteError(f"no pattern in {config_path} matches {destination}; the closest are: {nearest}")
     rows = [{"store": m.target.name, "pattern": m.pattern.text, "reason": m.reason} for m in matches]
     store, pattern = rows[0]["store"], rows[0]["pattern"]
-    is_own = matches[0].target.per_destination
     target = matches[0].target
+    is_own = target.per_destination
     said = {"destination": str(destination), "store": store, "pattern": pattern, "per_destination": is_own}
     said |= {"kind": target.kind, "sync": target._sync}
     own = ", a store of its own there" if is_own else ""

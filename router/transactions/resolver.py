@@ -250,8 +250,9 @@ class Resolver:
         Raises what the store raises."""
         held = [t for t in self._table.all() if t.held_by_primary and t.held and t.primary == store.store_id]
         branches = store.recover_prepared()
+        prepared = {branch.transaction for branch in branches}
         for other in held:
-            if other.id not in {branch.transaction for branch in branches}:
+            if other.id not in prepared:
                 other.participants[store.store_id].carried_out = True
                 self._table.decide(other, store.has_committed(other.id))  # for volatile ones: that is forgotten soon
                 self.resolve(other)

@@ -403,8 +403,7 @@ class Statements:
         # A lease that has run out counts as a delivery, unless it was counted when it began.
         late = "0" if count_on_receive else "(until > 0)::integer"
         mark = _MARK if count_on_receive else _LATER
-        # A subscription may have ended (Q20).
-        # Nor may the router have been taken for dead.
+        # The subscription may have ended (Q20), or this router been taken for dead.
         there = (
             "(SELECT s.number FROM me, {p}shared_queues s, {p}shared_routers r WHERE s.number = $3 AND r.number = $7)"
         )

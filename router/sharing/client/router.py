@@ -17,7 +17,7 @@ from ....adapters.core.store_types import Listener, StoreStats, Subscription
 from ....adapters.system.acceleration import log_parts
 from ....adapters.system.durations import Durations
 from ....adapters.system.locking import owner_of
-from ....policies.config.options import SqlOptions, refused_to_clients
+from ....policies.config.options import is_shared, refused_to_clients
 from ....policies.errors import ClosedError, StoreLockedError
 from ....policies.names.destination import Destination
 from ... import events as kinds
@@ -184,7 +184,7 @@ class SharedRouter(Router):
         self._registry.opened = True
         if self._starts:
             for store in self.config.stores:
-                if isinstance(store.options, SqlOptions) and store.options.shared:
+                if is_shared(store.options):
                     log.warning("%s: %s", directory, refused_to_clients(store.name))
         if self._starts and self._store.call("configuration") != starting.mark_of(self.config):
             log.warning(

@@ -73,12 +73,7 @@ class Reads:
         store = self._registry.by_destination.get(destination)
         if store is not None and self._writes.is_prompt(store):
             with suppress(ClosedError):
-                self._writes.waited_for = store
-                try:
-                    messages = _page(store, destination, request)
-                finally:
-                    self._writes.waited_for = None
-                    self._writes.slow.discard(store)  # by now it has answered
+                messages = self._writes.promptly(store, partial(_page, store, destination, request))
                 if messages or request.timeout == 0:
                     self._answers.answer(session, number, session.hold(messages))
                 else:
@@ -107,14 +102,10 @@ class Reads:
         store = self._registry.by_destination.get(destination)
         if store is None or not self._writes.is_prompt(store) or len(session.out) > UNREAD_MAX:
             return False
-        self._writes.waited_for = store
-        try:
-            with suppress(ClosedError):
-                self._answers.answer(session, number, call(store, destination, *given))
-                return True
-        finally:
-            self._writes.waited_for = None
-            self._writes.slow.discard(store)
+        with suppress(ClosedError):
+            found = self._writes.promptly(store, partial(call, store, destination, *given))
+            self._answers.answer(session, number, found)
+            return True
         return False
 
     def hand(self, session: Session, number: int, request: Hand) -> None:
@@ -124,11 +115,7 @@ class Reads:
         if store is None or not self._writes.is_prompt(store):
             shared().lead(hand)
             return
-        self._writes.waited_for = store
-        try:
-            hand()
-        finally:
-            self._writes.waited_for = None
+        self._writes.promptly(store, hand)
 
     def _hand(self, request: Hand, store: Store | None) -> None:
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 from ....adapters.core import Store
 from ....adapters.core.messages import LargeBody, Outgoing
@@ -20,6 +21,8 @@ from ..protocol import Ack, Commit, Send, SendMany, Settle, destination_of, pack
 from .answers import Answers
 from .commits import commit, reason_of, store_of_lease
 from .session import Session
+
+T = TypeVar("T")
 
 Written = tuple[Session, int, Any]
 """A Send or an Ack, whose it is, and its number."""
@@ -64,6 +67,15 @@ class Writes:
     def is_prompt(self, store: Store) -> bool:
         """Return whether a store may be waited for here."""
         return store.is_prompt and store not in self.slow
+
+    def promptly(self, store: Store, call: Callable[[], T]) -> T:
+        """Return what a call returns, for which such a store is waited for."""
+        self.waited_for = store
+        try:
+            return call()
+        finally:
+            self.waited_for = None
+            self.slow.discard(store)  # by now it has answered
 
     def finish(self, begun: deque[Begun]) -> None:
         """Wait for writes, and answer each. Any thread may take some out meanwhile."""
