@@ -19,7 +19,7 @@ SHARE: Final = 20
 machine that is busy makes every look slow."""
 SLOW: Final = 0.002
 """Seconds of a look that is slow."""
-LOOKS: Final = 32
+LOOKS: Final = 16
 """After so many looks the first row is searched for again, if a look was slow: as many rows may have been removed."""
 LATE: Final = 64
 """It begins so many ids before the first row: whose commit was late is still the first."""
@@ -70,13 +70,13 @@ class Heads:
                 return
         if head is None:
             head = self._heads.setdefault(queue, _Head())
-        now = time.monotonic()
-        if now >= head.search_at:
-            head.search_at, head.looks = now + SHARE * seconds, 0
+        began = time.monotonic()
+        if began >= head.search_at:
             if seconds >= SLOW:
                 self._grouped.pop(queue, None)
             # After a look from the start it is searched from there: what was committed late may be the first row.
-            head.first = max(0, live(max(first, head.first) if first else 0) - LATE)
+            head.looks, head.first = 0, max(0, live(max(first, head.first) if first else 0) - LATE)
+            head.search_at = began + (SHARE * (time.monotonic() - began) if first else 0)
         if not first:
             head.due = time.monotonic() + SHARE * seconds
 

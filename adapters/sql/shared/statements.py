@@ -29,6 +29,10 @@ Q20  When a subscription ends its row goes, and its messages are nobody's: no ro
 Q21  A router whose row is not seen may have entered since the statement began: what was leased meanwhile is looked at
     anew, but its router with the eyes of the beginning. So routers enter one after the other, and one is gone only if
     its number is not above the last that is seen.
+Q22  Where statistics say that MESSAGES is empty, as they do of queues that are quick, the planner takes any scan for as
+    good as any other, and may read all that has been sent since, and all that is gone and kept for some transaction.
+    So a row that another one names is looked up by two comparisons, which only one index serves (AT); what only asks
+    whether there is one is fenced off (OFFSET 0); and of what has a group the first are found by the order (num_nulls).
 """
 
 from __future__ import annotations
@@ -59,7 +63,9 @@ _LOST: Final = (
     "AND NOT EXISTS (SELECT 1 FROM {p}shared_routers r WHERE r.number = m.holder))"
 )
 _FREE: Final = f"(m.until < {NOW} OR {_LOST})"
-_LEASED: Final = f"m.queue = a.queue AND m.id = a.id AND m.take = a.take AND NOT {_FREE}"
+_AT: Final = "({row}.queue, {row}.id) >= ({place}) AND ({row}.queue, {row}.id) <= ({place})"
+"""A row is at a place that another one names (Q22)."""
+_LEASED: Final = f"{_AT.format(row='m', place='a.queue, a.id')} AND m.take = a.take AND NOT {_FREE}"
 
 _MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %s WHERE number = %s RETURNING 1)"
 """What a statement begins with that changes something: rule D1."""
@@ -118,7 +124,7 @@ _ALONE: Final = (
 )
 """Nor by one behind it, which may have been leased meanwhile."""
 _GROUPS: Final = (
-    ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND member IS NOT NULL "
+    ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND num_nulls(member) = 0 "
     f"ORDER BY id OFFSET {_NEAR} LIMIT 1), busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
     f"{_filled(_OF_GROUP, of='s')} ORDER BY g.id LIMIT 1) AS first FROM (SELECT queue, member FROM "
     f"{{p}}shared_messages WHERE queue = {{queue}} AND id > (SELECT id FROM near) ORDER BY id LIMIT {_SAMPLE}) s "
@@ -144,8 +150,9 @@ _SUBSCRIBERS: Final = (
 _OF_TOPIC: Final = "ANY(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = %s UNION ALL SELECT %s::integer))"
 """Where the messages of a topic are; it takes the topic's number twice."""
 _OTHERS: Final = (
-    "SELECT 1 FROM {p}shared_queues os JOIN {p}shared_messages o ON o.queue = os.number WHERE os.topic = s.topic "
-    "AND o.id = m.id AND (o.queue < m.queue OR NOT " + _FREE.replace("m.", "o.") + ")"
+    "SELECT 1 FROM {p}shared_queues os JOIN {p}shared_messages o ON "
+    f"{_AT.format(row='o', place='os.number, m.id')} WHERE os.topic = s.topic "
+    f"AND (o.queue < m.queue OR NOT {_FREE.replace('m.', 'o.')}) OFFSET 0"
 )
 
 _ACK: Final = (
@@ -153,8 +160,9 @@ _ACK: Final = (
     f"AS a (queue, id, take) WHERE {_LEASED} RETURNING a.queue, a.id, a.take, m.member IS NOT NULL AS is_grouped"
 )
 _PAGE: Final = (
-    "DELETE FROM {p}shared_messages t WHERE t.queue = %s AND t.id = ANY(ARRAY(SELECT m.id FROM {p}shared_messages m "
-    "WHERE m.queue = %s AND m.id > %s AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip})) RETURNING t.id"
+    "WITH page AS MATERIALIZED (SELECT m.queue, m.id FROM {p}shared_messages m WHERE m.queue = %s AND m.id > %s "
+    "AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip}) DELETE FROM {p}shared_messages t USING page "
+    f"WHERE {_AT.format(row='t', place='page.queue, page.id')} RETURNING t.id"
 )
 _EACH: Final = (
     f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
@@ -210,9 +218,10 @@ _STATEMENTS: Final = {
     "declare": "INSERT INTO {p}shared_queues AS q (name, declared) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE "
     "SET declared = EXCLUDED.declared OR q.declared RETURNING number",
     "queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.name IS NOT NULL AND (q.declared OR EXISTS "
-    "(SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number))",
+    "(SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number OFFSET 0))",
     "newer_queues": "SELECT q.number, q.name FROM {p}shared_queues q WHERE q.number > %s AND q.name IS NOT NULL "
-    "AND (q.declared OR EXISTS (SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number)) ORDER BY 1",
+    "AND (q.declared OR EXISTS (SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.number OFFSET 0)) "
+    "ORDER BY 1",
     "queue_of": "SELECT coalesce(q.name, t.name), q.client, q.subscription FROM {p}shared_queues q "
     "LEFT JOIN {p}shared_queues t ON t.number = q.topic WHERE q.number = %s",
     "undeclare": "UPDATE {p}shared_queues SET declared = false, subscriptions = '{}' WHERE number = %s",
@@ -228,8 +237,8 @@ _STATEMENTS: Final = {
     "VALUES (%s, %s, %s, %s, %s, true) RETURNING number, topic) UPDATE {p}shared_queues q SET subscriptions = "
     "q.subscriptions || new.number FROM new WHERE q.number = new.topic RETURNING new.number",
     "copy_held": f"INSERT INTO {{p}}shared_messages ({_COPIED}, queue, due) SELECT DISTINCT ON (m.id) {_M_COPIED}, %s, "
-    f"CASE WHEN m.deliveries > 0 THEN 0 ELSE m.due END FROM {{p}}shared_messages m JOIN {{p}}shared_queues s "
-    "ON s.number = m.queue WHERE s.topic = %s ORDER BY m.id, m.due",
+    f"CASE WHEN m.deliveries > 0 THEN 0 ELSE m.due END FROM {{p}}shared_messages m WHERE m.queue = "
+    "ANY(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = %s)) ORDER BY m.id, m.due",
     "unsubscribe": "WITH gone AS (DELETE FROM {p}shared_queues WHERE number = %s RETURNING number, topic) "
     "UPDATE {p}shared_queues q SET subscriptions = array_remove(q.subscriptions, gone.number) FROM gone "
     "WHERE q.number = gone.topic",
@@ -268,10 +277,10 @@ _STATEMENTS: Final = {
     "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
     "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
     # Leases
-    "take": f"{{mark}}{{groups}} UPDATE {{p}}shared_messages AS t SET until = {_UNTIL.replace('%s', '$6')}, "
-    "holder = $7, take = $8, deliveries = deliveries + {counted} WHERE t.queue = $3 AND t.id = ANY(ARRAY("
-    f"SELECT m.id FROM {{p}}shared_messages m WHERE {_READY} "
-    "AND (m.member IS NULL OR {lets}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED)) "
+    "take": f"{{mark}}{{groups}}, ready AS MATERIALIZED (SELECT m.queue AS of, m.id AS seq FROM {{p}}shared_messages m "
+    f"WHERE {_READY} AND (m.member IS NULL OR {{lets}}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED) "
+    f"UPDATE {{p}}shared_messages AS t SET until = {_UNTIL.replace('%s', '$6')}, holder = $7, take = $8, "
+    f"deliveries = deliveries + {{counted}} FROM ready WHERE {_AT.format(row='t', place='ready.of, ready.seq')} "
     f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {FIELDS}",
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
@@ -280,15 +289,16 @@ _STATEMENTS: Final = {
         f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE {which} AND take = %s AND until > 0"
         for which in (f"expires > 0 AND expires <= {NOW}", "deliveries > 0 AND deliveries >= %s")
     ),
-    "take_spent": f"UPDATE {{p}}shared_messages AS t SET until = {FOR_GOOD}, holder = %s, take = %s, "
-    "deliveries = deliveries + {counted} WHERE (t.queue, t.id) IN "
-    "(SELECT m.queue, m.id FROM {p}shared_messages m WHERE {spent} "
-    f"AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) RETURNING {FIELDS}",
+    "take_spent": "WITH spent AS MATERIALIZED (SELECT m.queue AS of, m.id AS seq FROM {p}shared_messages m WHERE "
+    f"{{spent}} AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) UPDATE {{p}}shared_messages AS t SET "
+    f"until = {FOR_GOOD}, holder = %s, take = %s, deliveries = deliveries + {{counted}} FROM spent "
+    f"WHERE {_AT.format(row='t', place='spent.of, spent.seq')} RETURNING {FIELDS}",
     "take_expired_of_topics": "WITH first AS MATERIALIZED (SELECT m.id, s.topic FROM {p}shared_messages m "
-    "JOIN {p}shared_queues s ON s.number = m.queue AND s.topic IS NOT NULL WHERE m.expires > 0 "
+    "CROSS JOIN LATERAL (SELECT q.topic FROM {p}shared_queues q WHERE q.number = m.queue AND q.topic IS NOT NULL "
+    "OFFSET 0) s WHERE m.expires > 0 "
     f"AND m.expires <= {NOW} AND {_FREE} AND NOT EXISTS ({_OTHERS}) LIMIT %s FOR UPDATE OF m SKIP LOCKED), "
     "gone AS (DELETE FROM {p}shared_messages m USING first, {p}shared_queues s WHERE s.topic = first.topic AND "
-    f"m.queue = s.number AND m.id = first.id AND {_FREE} RETURNING {_M_COPIED}, "
+    f"{_AT.format(row='m', place='s.number, first.id')} AND {_FREE} RETURNING {_M_COPIED}, "
     "m.deliveries + {counted} AS deliveries, first.topic) "
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
@@ -320,15 +330,16 @@ _STATEMENTS: Final = {
     "free_ids_after": f"SELECT m.id FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id > %s AND {_FREE} "
     "ORDER BY m.id LIMIT %s",
     "find_free": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND {_FREE}",
-    "gone": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM "
-    "{p}shared_messages m WHERE m.queue = ANY(%s::integer[]) AND m.id = a.id)",
+    "gone": "SELECT count(*) FROM unnest(%s::bigint[]) AS a (id) WHERE NOT EXISTS (SELECT 1 FROM unnest(%s::integer[]) "
+    "AS q (queue), LATERAL (SELECT 1 FROM {p}shared_messages m WHERE m.queue = q.queue AND m.id = a.id OFFSET 0) AS x)",
     "depth": "SELECT count(*) FROM {p}shared_messages WHERE queue = %s",
     "amount": "SELECT count(m.id), coalesce(sum(octet_length(content) + coalesce(octet_length(headers), 0)), 0), "
     "q.declared FROM {p}shared_queues q LEFT JOIN {p}shared_messages m ON m.queue = q.number WHERE q.number = %s "
     "GROUP BY q.declared",
     "amount_of_topic": "SELECT count(*), coalesce(sum(x.size), 0), (SELECT declared FROM {p}shared_queues "
     "WHERE number = %s) FROM (SELECT max(octet_length(content) + coalesce(octet_length(headers), 0)) AS size "
-    "FROM {p}shared_messages WHERE queue IN (SELECT number FROM {p}shared_queues WHERE topic = %s) GROUP BY id) x",
+    "FROM {p}shared_messages WHERE queue = ANY(ARRAY(SELECT number FROM {p}shared_queues WHERE topic = %s)) "
+    "GROUP BY id) x",
     "depth_of_topic": f"SELECT count(DISTINCT id) FROM {{p}}shared_messages WHERE queue = {_OF_TOPIC}",
     "counts": f"SELECT count(*) FILTER (WHERE {_FREE} AND m.due <= {NOW}), count(*) FILTER (WHERE NOT {_FREE}), "
     f"count(*) FILTER (WHERE {_FREE} AND m.due > {NOW}), {NOW} - (array_agg(m.sent ORDER BY m.id) "
@@ -371,7 +382,7 @@ _STATEMENTS: Final = {
     "lock_waiting": "LOCK TABLE {p}shared_waiting IN ACCESS EXCLUSIVE MODE NOWAIT",
     "empty_waiting": "TRUNCATE {p}shared_waiting",
     "ready": "SELECT w.queue FROM unnest(%s::integer[], %s::bigint[]) AS w (queue, first) WHERE EXISTS "
-    f"(SELECT 1 FROM {{p}}shared_messages m WHERE {_filled(_READY, queue='w.queue', first='w.first')})",
+    f"(SELECT 1 FROM {{p}}shared_messages m WHERE {_filled(_READY, queue='w.queue', first='w.first')} OFFSET 0)",
     # Transactions
     "prepare": "INSERT INTO {p}shared_branches (xid, router, content) VALUES (%s, %s, %s)",
     "branch": "SELECT content FROM {p}shared_branches WHERE xid = %s FOR UPDATE",
@@ -419,7 +430,7 @@ class Statements:
         spent = said.pop("take_spent")
         # What a subscription has left that has ended is nobody's.
         is_queue, exists = (
-            f"EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue{which})"
+            f"EXISTS (SELECT 1 FROM {prefix}shared_queues s WHERE s.number = m.queue{which} OFFSET 0)"
             for which in (" AND s.topic IS NULL", "")
         )
         said["take_expired"] = _filled(spent, spent=f"m.expires > 0 AND m.expires <= {NOW} AND {is_queue}")

@@ -566,10 +566,10 @@ class SharedStore:
 
         def take(ask: Ask) -> list[tuple[str, Any]]:
             given = self.waiting.router, number
-            found = [(EXPIRED, row) for row in ask("take_expired", *given, limit)]
+            found = [(EXPIRED, row) for row in ask("take_expired", limit, *given)]
             found += [(EXPIRED, row) for row in ask("take_expired_of_topics", limit - len(found), *given)]
             if self.options.max_deliveries is not None and len(found) < limit:
-                rows = ask("take_undeliverable", *given, self._most_deliveries, limit - len(found))
+                rows = ask("take_undeliverable", self._most_deliveries, limit - len(found), *given)
                 found += [(DELIVERY_LIMIT, row) for row in rows]
             return found
 

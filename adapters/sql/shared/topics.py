@@ -126,7 +126,7 @@ class Topics:
             ((last,),) = self._database.look("highest_in", number)
             page = [0] * PAGE
             while last is not None and len(page) == PAGE:
-                given = how, number, number, max(page), last, PAGE  # not past those that were removed
+                given = how, number, max(page), last, PAGE  # not past those that were removed
                 page = self._database.change(lambda ask, given=given: [one for (one,) in ask(*given)])  # type: ignore[misc]
                 self._usage.tell((), [Place(number, one, 0) for one in page])
                 yield len(page) if len(numbers) == 1 else self._database.look("gone", page, list(numbers))[0][0]

@@ -1,0 +1,78 @@
+"""How the server looks for what the statements of a shared store name, whatever its statistics say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from .server import PostgresServer
+from .shared import SharedDisk, SharedTables
+from .test_shared_groups import nodes
+
+READ_ALL: Final = {"stats", "stats_of_topics", "orphans"}
+"""Statements that read all queues."""
+COMMANDS: Final = {"begin", "lock_waiting", "empty_waiting"}
+"""Those that cannot be prepared."""
+
+
+@pytest.fixture
+def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
+    if postgres.pid is None:
+        postgres.start()
+    sets = SharedTables(postgres.new_database())
+    yield sets
+    sets.close()
+
+
+@pytest.mark.parametrize("count", [100, 30_000])
+def test_rows_are_found_by_the_same_index_where_the_table_is_said_to_be_empty(
+    tmp_path: Path, sets: SharedTables, count: int
+) -> None:
+    """Rule Q22: autovacuum says so of a queue that is quick, and millions may come before it looks again."""
+    with SharedDisk(tmp_path, sets) as disk:
+        store = disk.create()
+        table = f"{store.options.schema_prefix}shared_messages"
+        sets.run(
+            [
+                f"INSERT INTO {table} (due, sent, queue, priority, content, member, expires, deliveries) SELECT 0, 0, "
+                "mod(n, 3), 4, '', CASE WHEN mod(n, 2) = 0 THEN 'g' || mod(n, 50) END, mod(n, 4), mod(n, 5) "
+                f"FROM generate_series(1, {count}) AS n",
+                f"ANALYZE {table}",
+            ]
+        )
+        full = scans(store, table)
+        sets.run([f"DELETE FROM {table}", f"ANALYZE {table}"])
+        empty = scans(store, table)
+        assert {name: empty[name] for name in full if name not in READ_ALL} == {
+            name: found for name, found in full.items() if name not in READ_ALL
+        }
+        assert {name for name, found in empty.items() for *_, on in found if not on} == READ_ALL
+
+
+def scans(store: Any, table: str) -> dict[str, list[tuple[str, str, str]]]:
+    """How each statement looks into MESSAGES: by which index, and on what condition."""
+    found = {}
+    with store._database.engine.connect() as connection:
+        cursor = psycopg.RawCursor(connection.connection.driver_connection)
+        for name, text in store._database._statements._said.items():
+            if name in COMMANDS:
+                continue
+            given = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", text)), default=0))
+            cursor.execute(f"PREPARE asked AS {text}")
+            (((plan,),),) = cursor.execute(f"EXPLAIN (FORMAT JSON) EXECUTE asked{given and f'({given})'}").fetchall()
+            cursor.execute("DEALLOCATE asked")
+            scans = [
+                one for one in nodes(plan["Plan"]) if one.get("Relation Name") == table and "Scan" in one["Node Type"]
+            ]
+            found[name] = sorted((one["Alias"], one["Index Name"], condition(one)) for one in scans)
+    return found
+
+
+def condition(scan: dict[str, Any]) -> str:
+    """That of the index, without numbers of parameters, and that there is one of which the least is looked for."""
+    return re.sub(r"\$\d+|( AND)? \(*\w+ IS NOT NULL|[()]", "", " " + scan.get("Index Cond", "")).strip()
