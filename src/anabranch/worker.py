@@ -37,6 +37,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _ENDING: Final = "what is in hand is finished; a second signal gives it back"
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_CANCELLED_SECONDS: Final = 1.0
+"""So long a function that is cancelled may take to end before its message is given back."""
 _ENDED, _DONE = b"e", b"d"
 """What the thread that waits reads: the end of the listener, the end of a thread; or the number of a signal."""
 _TOLD = {bytes([number]) for number in SIGNALS}
@@ -138,21 +140,19 @@ async def run_async(
     *,
     lease: float | None = None,
 ) -> None:
-    """Await `function` with each message, up to so many at once, as `run` does. In the main thread's event loop. A
-    second signal cancels the functions. Cancelled itself it gives back what is in hand."""
+    """Await `function` with each message, up to so many at once, as `run` does. In the main thread's event loop, where
+    several may run: a signal is for all of them. A second signal cancels the functions. Cancelled itself it does so,
+    too. What a function has in hand that goes on nevertheless is given back a second later."""
     _require(tasks, "tasks")
-    told, ending = 0, asyncio.Event()
-    loop = asyncio.get_running_loop()
+    told, ending, again = 0, asyncio.Event(), asyncio.Event()
+    in_hand: set[AsyncMessage[T]] = set()
 
     def hear() -> None:
         nonlocal told
         told += 1
         if told == 1:
             log.info(_ENDING)
-        ending.set()
-        if told > 1:
-            for worker in workers:
-                worker.cancel()
+        (ending if told == 1 else again).set()
 
     async def work() -> None:
         until = asyncio.ensure_future(ending.wait())
@@ -160,22 +160,37 @@ async def run_async(
             while not ending.is_set():
                 message = await _received(source.receive(None, lease=lease), until)
                 if message is not None:
+                    in_hand.add(message)
                     await _work_async(message, function)
+                    in_hand.discard(message)
         finally:
             ending.set()  # the others finish too, if it raises
             until.cancel()
 
-    workers = [asyncio.ensure_future(work()) for _ in range(tasks)]
-    for which in SIGNALS:
-        loop.add_signal_handler(which, hear)
-    try:
-        ends = await asyncio.gather(*workers, return_exceptions=True)
-    finally:
-        await asyncio.gather(*workers, return_exceptions=True)  # whose cancellation takes a moment
-        for which in SIGNALS:
-            loop.remove_signal_handler(which)
+    async def finish() -> list[BaseException | None]:
+        """End the functions that go on still, and return the errors of all others."""
+        ending.set()  # for those that take no notice of being cancelled
+        for worker in workers:
+            worker.cancel()
+        ended, _ = await asyncio.wait(workers, timeout=_CANCELLED_SECONDS)
+        for message in list(in_hand):
+            with suppress(AnabranchError):  # it was just settled
+                await message.release(delivered=False)
+        return [worker.exception() for worker in ended if not worker.cancelled()]
+
+    with _heard_in_loop(hear):
+        workers = [asyncio.ensure_future(work()) for _ in range(tasks)]
+        stopped = asyncio.ensure_future(again.wait())
+        try:
+            running: set[asyncio.Future[Any]] = set(workers)
+            while running and not again.is_set():
+                _, running = await asyncio.wait({*running, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                running.discard(stopped)
+        finally:
+            stopped.cancel()
+            ends = await finish()
     for end in ends:
-        if isinstance(end, Exception):
+        if end is not None:
             raise end
 
 
@@ -184,14 +199,16 @@ async def _received(receiving: Coroutine[Any, Any, T | None], until: asyncio.Fut
     task = asyncio.ensure_future(receiving)
     try:
         await asyncio.wait({task, until}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
-        is_received = not task.cancelled() and task.exception() is None
-        message: Any = task.result() if is_received else None
-        if message is not None and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        message: Any = None if task.cancelled() or task.exception() is not None else task.result()
+        if message is not None:
             await message.release(delivered=False)
+        raise
     return None if task.cancelled() else task.result()
 
 
@@ -201,10 +218,21 @@ async def _work_async(message: AsyncMessage[T], function: Callable[[AsyncMessage
             try:
                 await function(message)
             except asyncio.CancelledError:
-                await message.release(delivered=False)
+                if _is_cancelled():
+                    await message.release(delivered=False)
                 raise
     except Exception:
         _tell_of(message)
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+        _tell_of(message)
+
+
+def _is_cancelled() -> bool:
+    """Return whether the worker is cancelled: its function may have waited for something else that was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _require(count: int, name: str) -> None:
@@ -229,3 +257,27 @@ def _heard(writer: int) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakes)
+
+
+_hearing: Final[list[Callable[[], None]]] = []
+"""Who is told of signals by the main thread's event loop."""
+
+
+@contextmanager
+def _heard_in_loop(hear: Callable[[], None]) -> Iterator[None]:
+    """Let an event loop call this at each signal, and what others have asked for."""
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        for one in _hearing:
+            one()
+
+    for which in () if _hearing else SIGNALS:
+        loop.add_signal_handler(which, tell)
+    _hearing.append(hear)
+    try:
+        yield
+    finally:
+        _hearing.remove(hear)
+        for which in () if _hearing else SIGNALS:
+            loop.remove_signal_handler(which)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import anabranch
+import anabranch.aio
 from anabranch import worker
+from anabranch.aio import AsyncMessage, AsyncRouter
 from anabranch.policies.errors import UnknownSubscriptionError
 
 from ..contract.disk import PATIENCE, eventually
@@ -166,6 +170,116 @@ def test_a_second_signal_gives_it_back(router: anabranch.Router, kind: str) -> N
         message = queue.receive(timeout=PATIENCE)
         assert message is not None and (message.body, message.deliveries) == (b"long", 1)
         message.ack()
+
+
+def in_a_loop(
+    router: anabranch.Router, then: Callable[[Callable[..., Any], AsyncRouter], Coroutine[Any, Any, None]]
+) -> None:
+    """Await `then` with what begins a worker of a queue, and its router."""
+
+    async def run() -> None:
+        async with asyncio.timeout(PATIENCE), anabranch.aio.open(router.config.directory) as client:
+            await then(lambda name, f: asyncio.create_task(worker.run_async(client.queue(name), f)), client)
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_gives_back_what_a_function_holds_that_goes_on_though_cancelled(
+    router: anabranch.Router,
+) -> None:
+    router.queue("q").send(b"1")
+
+    async def then(work: Any, client: AsyncRouter) -> None:
+        began, ends = asyncio.Event(), asyncio.Event()
+
+        async def function(message: AsyncMessage[bytes]) -> None:
+            began.set()
+            while not ends.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ends.wait()
+
+        working = work("q", function)
+        await began.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert not working.done()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await working
+        message = await client.queue("q").receive()
+        assert message is not None and (message.body, message.deliveries) == (b"1", 1)
+        ends.set()
+
+    in_a_loop(router, then)
+
+
+def test_a_signal_ends_all_workers_of_an_event_loop(router: anabranch.Router) -> None:
+    router.queue("q").send(b"1")
+
+    async def then(work: Any, client: AsyncRouter) -> None:
+        began = asyncio.Event()
+
+        async def function(message: AsyncMessage[bytes]) -> None:
+            began.set()
+
+        workers = [work("q", function), work("r", function)]
+        await began.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.gather(*workers)
+
+    in_a_loop(router, then)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert router.queue("q").depth() == 0
+
+
+def test_a_function_that_awaits_what_was_cancelled_has_failed_and_others_go_on(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    queue.send_many([b"bad", b"good"])
+
+    async def then(work: Any, client: AsyncRouter) -> None:
+        done = asyncio.Event()
+
+        async def function(message: AsyncMessage[bytes]) -> None:
+            if message.body == b"good":
+                done.set()
+                return
+            other = asyncio.get_running_loop().create_future()
+            other.cancel()
+            await other
+
+        working = work("q", function)
+        await done.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await working
+
+    in_a_loop(router, then)
+    assert queue.depth() == 0
+    (letter,) = queue.dead_letters()
+    assert (letter.message.body, letter.reason) == (b"bad", "delivery_limit")
+
+
+def test_a_worker_that_is_cancelled_ends_though_its_function_ignores_it(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    queue.send_many([b"1", b"2"])
+    worked: list[bytes] = []
+
+    async def then(work: Any, client: AsyncRouter) -> None:
+        began = asyncio.Event()
+
+        async def function(message: AsyncMessage[bytes]) -> None:
+            worked.append(message.body)
+            began.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+        working = work("q", function)
+        await began.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    in_a_loop(router, then)
+    assert worked == [b"1"]
+    assert [message.body for message in queue.browse()] == [b"2"]
 
 
 def test_the_end_of_its_subscription_is_raised(router: anabranch.Router) -> None:
