@@ -100,6 +100,8 @@ class Broker:
         """Look after no expiring queue yet: also in a forked child, whose parent does so."""
         self._own: dict[str, tuple[float, int]] = {}
         """The seconds after which an expiring queue goes, and how many consume it here."""
+        self._bound: dict[str, dict[str, bytes]] = {}
+        """The bindings of such queues that were made here."""
         self._lock = threading.Lock()
         self._is_kept = False
         """A thread looks after expiring queues."""
@@ -117,7 +119,23 @@ class Broker:
                 if key.rpartition(_SEPARATOR)[2] == queue:
                     tx.remove(self.bindings, key)
         self.router.delete(self.queue(queue))
-        self._own.pop(queue, None)
+        with self._lock:
+            self._own.pop(queue, None)
+            self._bound.pop(queue, None)
+
+    def bind(self, queue: str, key: str, value: bytes) -> None:
+        """Make a binding of a queue."""
+        self.bindings.put(key, value)
+        with self._lock:
+            if queue in self._own:
+                self._bound.setdefault(queue, {})[key] = value
+
+    def unbind(self, queue: str, key: str) -> None:
+        """Undo a binding."""
+        with self._lock:
+            self._bound.get(queue, {}).pop(key, None)
+        with self.router.transaction() as tx:
+            tx.remove(self.bindings, key)
 
     def declare(self, name: str, expires: float | None) -> None:
         """Make a queue, which goes once nobody has used it for `expires` seconds."""
@@ -149,7 +167,7 @@ class Broker:
             try:
                 for name, (expires, consumers) in own.items():
                     if consumers:
-                        self._expiring.put(name, _entry(expires))
+                        self._refresh(name, expires)
                 seen = self._swept(seen)
             except ClosedError:  # its owner speaks another version, say: whoever declares a queue again begins anew
                 with self._lock:
@@ -157,6 +175,19 @@ class Broker:
                 return
             except anabranch.AnabranchError as error:  # its owner is stopped, say: the next look may find it well
                 log.debug("expiring queues are not looked at: %s", error)
+
+    def _refresh(self, name: str, expires: float) -> None:
+        """Keep a queue that is consumed here, and make it anew where others have deleted it: this process stood still
+        for longer than its queue may."""
+        self._expiring.put(name, _entry(expires))
+        queue = self.queue(name)
+        if not self.router.exists(queue):
+            with self._lock:
+                bound = dict(self._bound.get(name, {}))
+            with self.router.transaction() as tx:
+                for key, value in bound.items():
+                    tx.put(self.bindings, key, value)
+            queue.declare()
 
     def _swept(self, before: dict[str, tuple[bytes, float]]) -> dict[str, tuple[bytes, float]]:
         """Delete the queues whose entries have not changed for too long; return the others."""
@@ -279,7 +310,7 @@ class Channel(virtual.Channel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str | None, queue: str) -> None:
         key = _SEPARATOR.join((exchange, routing_key or "", queue))
-        self.broker.bindings.put(key, str(self.ttls.get(queue, "")).encode())
+        self.broker.bind(queue, key, str(self.ttls.get(queue, "")).encode())
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", *_: Any, **options: Any
@@ -287,8 +318,7 @@ class Channel(virtual.Channel):
         """Undo a binding."""
         exchange = exchange or "amq.direct"
         self.state.binding_delete(queue, exchange, routing_key)
-        with self.broker.router.transaction() as tx:
-            tx.remove(self.broker.bindings, _SEPARATOR.join((exchange, routing_key or "", queue)))
+        self.broker.unbind(queue, _SEPARATOR.join((exchange, routing_key or "", queue)))
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
         """Return the bindings of an exchange, as all processes have made them."""

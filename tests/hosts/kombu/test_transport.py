@@ -131,6 +131,23 @@ def test_an_expiring_queue_goes_though_its_first_deletion_fails(
         until(lambda: [name for name, _ in broker._expiring.items()] == ["new"])
 
 
+def test_a_consumer_that_stood_still_for_longer_than_its_expiring_queue_may_has_it_again(tmp_path: Path) -> None:
+    broker = anabranch.hosts.kombu.Broker(tmp_path / "data")
+    other = anabranch.hosts.kombu.Broker(tmp_path / "data")
+    with broker.router, other.router:
+        broker.declare("replies", 60.0)
+        broker.bind("replies", "news\x06\x06replies", b"")
+        broker.bind("replies", "news\x06undone\x06replies", b"")
+        broker.unbind("replies", "news\x06undone\x06replies")
+        broker.consume("replies", 1)
+        other.delete("replies")  # as a look does that finds its entry unchanged for too long
+        other.router.map("kombu.expiring").pop("replies")
+        assert not other.router.exists(other.queue("replies"))
+        broker.declare("shorter", 0.2)  # so that it looks soon
+        until(lambda: other.router.exists(other.queue("replies")))
+        assert [key for key, _ in other.bindings.items()] == ["news\x06\x06replies"]
+
+
 def test_a_binding_that_is_undone_counts_for_every_process(connection: kombu.Connection) -> None:
     exchange = kombu.Exchange("sorting", type="topic")
     queue = kombu.Queue("sorted", exchange, routing_key="a.*")(connection.default_channel)
