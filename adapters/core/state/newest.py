@@ -41,9 +41,11 @@ def _of_order(channel: Channel, rows: Rows, highest: int, order: int) -> Iterato
     size = window = PAGE_MIN
     grows = True
     if 0 < channel.newest <= highest:
-        above = rows.rows(channel.state, channel.subscription, order, channel.newest - 1, size)
-        if len(above) < size and all(place[SEQ] in channel.held for place in above):
-            highest = channel.newest - 1
+        after = max(channel.newest - 1 - window, 0)
+        places = rows.rows(channel.state, channel.subscription, order, after, 2 * size)
+        if len(places) < 2 * size:  # those are all: few have come since, or none
+            yield from reversed(places)
+            highest = after
     while highest > 0:
         after = max(highest - window, 0)
         places = rows.rows(channel.state, channel.subscription, order, after, size)
