@@ -33,6 +33,8 @@ def fail() -> None:
 
 @task
 def give(what: str) -> Any:
+    if what == "large error":
+        raise ValueError("x" * (65 << 20))
     return {"set": {1}, "large": "x" * (65 << 20)}[what]
 
 

@@ -101,13 +101,15 @@ def test_what_is_called_is_executed_whoever_is_killed() -> None:
 
 def test_the_outcome_is_told(working: subprocess.Popen[bytes]) -> None:
     third, failing = tasks.third_time.enqueue(), tasks.fail.enqueue()
-    given = {what: tasks.give.enqueue(what) for what in ("set", "large")}
+    given = {what: tasks.give.enqueue(what) for what in ("set", "large", "large error")}
     ended(third, failing, *given.values())
     assert (third.return_value, third.attempts, len(third.errors)) == (3, 3, 2)
     assert [error.exception_class for error in failing.errors] == [ValueError] * 3
     assert {what: result.status for what, result in given.items()} == dict.fromkeys(given, TaskResultStatus.FAILED)
     assert "give has returned {1}, which has to be JSON" in given["set"].errors[-1].traceback
     assert [error.exception_class for error in given["large"].errors] == [anabranch.TransactionError]
+    told = given["large error"].errors[-1].traceback
+    assert told.startswith("Traceback") and told.endswith("xxx\n") and "characters are left out" in told
 
 
 def test_a_worker_takes_the_most_important_of_its_queue() -> None:

@@ -39,6 +39,9 @@ _TIMES: Final = {"enqueued_at", "started_at", "last_attempted_at", "finished_at"
 _LARGE: Final = 1 << 20
 """Bytes of a record from which on an error of its transaction is that it is too large."""
 
+_TRACEBACK_MAX: Final = 100_000
+"""Characters of a traceback that are kept, of its beginning and its end: an error may tell a whole file."""
+
 
 def change(result: TaskResult, **values: Any) -> None:
     """Set fields of a result, which is frozen for others."""
@@ -226,7 +229,7 @@ class AnabranchBackend(BaseTaskBackend):
             return
         change(result, status=TaskResultStatus.READY)
         delay = self._given.retry_delay * 2 ** (len(result.errors) - 1)
-        log.warning("Task %s has raised %r; it is executed again in %s seconds.", result.id, error, delay)
+        log.warning("Task %s has raised %.1000r; it is executed again in %s seconds.", result.id, error, delay)
         with self.router.transaction() as tx:
             tx.ack(message)
             self._add(tx, result, timezone.now() + timedelta(seconds=delay))
@@ -240,7 +243,11 @@ class AnabranchBackend(BaseTaskBackend):
 def _error(error: BaseException) -> TaskError:
     kind = type(error)
     path = f"{kind.__module__}.{kind.__qualname__}"
-    return TaskError(exception_class_path=path, traceback="".join(format_exception(error)))
+    text = "".join(format_exception(error))
+    if len(text) > _TRACEBACK_MAX:
+        half = _TRACEBACK_MAX // 2
+        text = f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
+    return TaskError(exception_class_path=path, traceback=text)
 
 
 def _pair(error: TaskError) -> list[str]:
