@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from ...adapters.core.messages import Message, note_settled
 from .looped import LoopConnection
-from .workers import run
+from .workers import begin, run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,7 +87,8 @@ def give_back(found: Any) -> None:
 
 
 class Each(Generic[R], AsyncIterator[R]):
-    """Iterates over what a call returns, whose steps ask the owner now and then."""
+    """Iterates over what a call returns, whose steps ask the owner now and then. A step that is cancelled is given back
+    if there is `on_late`; else it goes on, and the next one gives what it has found."""
 
     def __init__(
         self, of: Awaited[Any], begin: Callable[[], Iterator[Any]], convert: Callable[[Any], R],
@@ -95,6 +96,7 @@ class Each(Generic[R], AsyncIterator[R]):
     ) -> None:  # fmt: skip
         self._of, self._begin, self._convert, self._on_late = of, begin, convert, on_late
         self._iterator: Iterator[Any] | None = None
+        self._step: asyncio.Future[Any] | None = None
 
     def _next(self) -> Any:
         if self._iterator is None:
@@ -102,7 +104,21 @@ class Each(Generic[R], AsyncIterator[R]):
         return next(self._iterator, _END)
 
     async def __anext__(self) -> R:
-        found = await self._of._run(self._next, self._on_late)
+        found = await (self._resumed() if self._on_late is None else self._of._run(self._next, self._on_late))
         if found is _END:
             raise StopAsyncIteration
         return self._convert(found)
+
+    async def _resumed(self) -> Any:
+        self._of._require_loop()
+        if self._step is None:
+            self._step = begin(self._next)
+        try:
+            found = await asyncio.shield(self._step)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._step = None
+            raise
+        self._step = None
+        return found

@@ -20,7 +20,7 @@ try:
 except ImportError:
     raise MissingExtraError("anabranch.aio needs greenlet: pip install 'anabranch[aio]'") from None
 
-__all__ = ["GreenletExit", "Worker", "current", "pause", "result_of", "run", "start"]
+__all__ = ["GreenletExit", "Worker", "begin", "current", "pause", "result_of", "run", "start"]
 log: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
@@ -65,6 +65,13 @@ def result_of(future: asyncio.Future[R]) -> R:
     while not future.done():
         pause()
     return future.result()
+
+
+def begin(call: Callable[[], R]) -> asyncio.Future[R]:
+    """Begin a call, and return what will have its result."""
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    Worker(partial(_work, call, future, None)).switch()
+    return future
 
 
 async def run(call: Callable[[], R], on_late: Callable[[R], object] | None = None) -> R:

@@ -105,8 +105,8 @@ class Transaction:
     @staticmethod
     def _interrupted_itself() -> RuntimeError:
         return RuntimeError(
-            "a transaction was used by a signal handler that interrupted its own thread at it; do it after the "
-            "handler, or in another transaction"
+            "a transaction was used amid another call of it in the same thread: by a signal handler, which has to do "
+            "it later, or by a second task of an event loop, which has to await the first call; or use another one"
         )
 
     def __repr__(self) -> str:

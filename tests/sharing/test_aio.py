@@ -395,6 +395,38 @@ def test_what_is_cancelled_takes_effect_all_the_same(striking: Striking) -> None
     run(striking, test)
 
 
+def test_a_look_that_is_cancelled_goes_on_where_it_was(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue, held = router.queue("q"), router.map("m")
+        await queue.send_many([b"%d" % number for number in range(5)])
+        for number in range(5):
+            await held.put(str(number), b"%d" % number)
+        looks: list[tuple[Any, Callable[[Any], bytes]]] = [
+            (queue.browse(), lambda one: bytes(one.body)), (held.items(), lambda one: bytes(one[1]))
+        ]  # fmt: skip
+        for look, body in looks:
+            found = []
+            for _ in range(3):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        found.append(body(await anext(look)))
+            found += [body(one) async for one in look]
+            assert found == [b"0", b"1", b"2", b"3", b"4"]
+
+    run(striking, test)
+
+
+def test_two_tasks_at_one_transaction_are_told(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        transaction = await router.transaction()
+        await transaction.send("queue://q", b"x")
+        first, second = await asyncio.gather(transaction.commit(), transaction.rollback(), return_exceptions=True)
+        assert isinstance(first, list) and transaction.state == "committed"
+        assert isinstance(second, RuntimeError) and "a second task of an event loop" in str(second)
+
+    run(striking, test)
+
+
 def test_what_waits_at_the_owner_ends_with_a_cancel(striking: Striking) -> None:
     """None of its threads waits on."""
 
