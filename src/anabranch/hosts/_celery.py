@@ -156,18 +156,31 @@ class Backend(KeyValueStoreBackend):
     ) -> None:  # fmt: skip
         """Mark a task as failed, unless it is a part that has returned, and lost its process before its result was
         stored: store that."""
-        if request is not None and request.chord and request.group:
-            returned = self._parts(self.get_key_for_chord(request.group)).get(request.id)
-            if returned is None:
-                returned = self._results.get(self._note(request, request.id))
-            meta = {} if returned is None else self.decode_result(returned)
-            if meta.get("status") == SUCCESS:
-                self.mark_as_done(task_id, meta["result"], request, store_result)
-                return
-            called = self._results.get(self._note(request, _CALLED))
-            if called is not None and called.endswith(_ALL_SUCCEEDED):
-                return
-        super().mark_as_failure(task_id, exc, traceback, request, store_result, *given, **options)
+        if not self._has_returned(task_id, request, store_result):
+            super().mark_as_failure(task_id, exc, traceback, request, store_result, *given, **options)
+
+    def mark_as_revoked(
+        self, task_id: str, reason: str = "", request: Any = None, store_result: bool = True, *given: Any,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """Mark a task as revoked, unless it is a part that has returned, as `mark_as_failure`."""
+        if not self._has_returned(task_id, request, store_result):
+            super().mark_as_revoked(task_id, reason, request, store_result, *given, **options)
+
+    def _has_returned(self, task_id: str, request: Any, store_result: bool) -> bool:
+        """Return whether a task is a part of a chord that has counted as a success; store its result, if it is
+        known still."""
+        if request is None or not request.chord or not request.group:
+            return False
+        returned = self._parts(self.get_key_for_chord(request.group)).get(request.id)
+        if returned is None:
+            returned = self._results.get(self._note(request, request.id))
+        meta = {} if returned is None else self.decode_result(returned)
+        if meta.get("status") == SUCCESS:
+            self.mark_as_done(task_id, meta["result"], request, store_result)
+            return True
+        called = self._results.get(self._note(request, _CALLED))
+        return called is not None and called.endswith(_ALL_SUCCEEDED)
 
     def _parts(self, key: str) -> Map:
         return self._broker.router.map(f"kombu.{key}")

@@ -173,6 +173,25 @@ def test_a_part_whose_process_dies_has_returned_or_failed(app: Celery, dies: int
     assert outcomes == sorted(outcomes) and {*outcomes} == {True, False}, outcomes
 
 
+def test_a_part_that_is_revoked_once_it_has_counted_is_a_success(app: Celery) -> None:
+    part, body = app.tasks["part"], app.tasks["body"]
+    outcomes = []
+    with app.connection() as connection:
+        for at in itertools.count(1):
+            result = chord([part.s(number) for number in range(2)], body.s())()
+            calls, has_died = executed(
+                app, connection, 1, at, lambda request: request._announce_revoked("terminated", True, "9", False)
+            )
+            states = [one.state for one in result.parent.results]
+            assert ([0, 1] in calls, states) in [
+                (True, ["SUCCESS", "SUCCESS"]), (False, ["SUCCESS", "REVOKED"])
+            ], f"at {at}: {calls}, {states}"  # fmt: skip
+            if not has_died:
+                break
+            outcomes.append([0, 1] in calls)
+    assert outcomes == sorted(outcomes) and {*outcomes} == {True, False}, outcomes
+
+
 def test_a_part_that_is_out_of_time_has_failed_though_it_returns(app: Celery) -> None:
     part, body, errback = (app.tasks[name] for name in ("not_again", "body", "errback"))
     with app.connection() as connection:
