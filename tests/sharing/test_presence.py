@@ -222,6 +222,31 @@ def test_an_owner_that_has_said_goodbye_leaves_what_comes_then_to_the_next(
         assert counts == [2]
 
 
+def test_a_listener_that_is_ended_while_it_begins_takes_nothing(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its client does where the next owner has yet to open the store."""
+    begins, go_on, listen = threading.Event(), threading.Event(), Store.listen
+
+    def late(store: Store, *given: Any, **named: Any) -> Any:
+        begins.set()
+        assert go_on.wait(PATIENCE)
+        return listen(store, *given, **named)
+
+    monkeypatch.setattr(Store, "listen", late)
+    with Peer(router.config.directory) as peer:
+        number = peer.send(Op.LISTEN, 1, "queue://q", None, 5, None, 5)
+        assert begins.wait(PATIENCE)
+        assert peer.ask(Op.UNLISTEN, 1) == (True, None)
+        assert peer.ask(Op.CREDIT, 1, 9) == (True, None)
+        go_on.set()
+        assert peer.next() == [number, True, None]
+        router.queue("q").send(b"x")
+        assert take(router.queue("q"), PATIENCE).body == b"x"
+        (session,) = server._sessions.values()
+        assert not session.listeners and not session.granted
+
+
 def test_listeners_of_a_client_that_reads_nothing_have_no_credit_until_it_does(
     router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,7 @@ class Reads:
                     session.withhold(listener)
 
         def on_end(error: Exception) -> None:
-            session.listeners.pop(listener, None)
+            session.end_listener(listener)
             session.send(protocol.pack(0, listener, None, protocol.pack_error(error)))
 
         def begin() -> Listener:
@@ -176,38 +176,42 @@ class Reads:
             return self._registry.for_store(to, lambda store: store.listen(to, on_message, credit, key, on_end, lease))
 
         def listen() -> None:
-            begun = begin()
-            with session.lock:
-                session.listeners[listener] = begun
-                gone, more = session.is_closed, session.granted[listener] - request.granted
-            if gone:
+            try:
+                begun = begin()
+            except BaseException:
+                session.end_listener(listener)
+                raise
+            granted = session.begin_listener(listener, begun)
+            if granted is None:  # its client has ended it meanwhile, or has gone; or it has ended by itself
                 begun.close()
-            elif more:
-                begun.add_credit(more)
+            elif granted > request.granted:
+                begun.add_credit(granted - request.granted)
 
         self._answers.work(session, number, listen)
 
     def credit(self, session: Session, number: int, request: protocol.Credit) -> None:
         """Grant a listener credit, which it may have got already as it began anew."""
         with session.lock:
-            before = session.granted.get(request.listener)
-            session.granted[request.listener] = max(request.granted, before or 0)
+            before = session.granted.get(request.listener, request.granted)  # of one that has ended it is nothing
+            if request.granted > before:
+                session.granted[request.listener] = request.granted
             begun = session.listeners.get(request.listener)  # else it is just beginning
-        if begun is not None and before is not None and request.granted > before:
+        if begun is not None and request.granted > before:
             begun.add_credit(request.granted - before)
         self._answers.answer(session, number, None)
 
     def unlisten(self, session: Session, number: int, request: protocol.Unlisten) -> None:
         """End a listener."""
-        begun = session.listeners.get(request.listener)
+        with session.lock:
+            session.granted.pop(request.listener, None)  # first: one that is just beginning looks at it then
+            begun = session.listeners.get(request.listener)
         if isinstance(begun, LookingListener):  # it may be looking, which takes a while
             self._answers.work(session, number, partial(_end_listener, session, request.listener, begun))
             return
         if begun is not None and begun.close():  # it is just given a message, which goes before the answer
             self._at(0.0005, partial(self.unlisten, session, number, request))
             return
-        session.listeners.pop(request.listener, None)
-        session.granted.pop(request.listener, None)
+        session.end_listener(request.listener)
         self._answers.answer(session, number, None)
 
 
@@ -215,8 +219,7 @@ def _end_listener(session: Session, number: int, begun: Listener) -> None:
     """End a listener. What it is just given goes to the client before."""
     while begun.close():
         time.sleep(0.0005)
-    session.listeners.pop(number, None)
-    session.granted.pop(number, None)
+    session.end_listener(number)
 
 
 def _receive(session: Session, request: protocol.Receive) -> list[Any] | None:

@@ -108,7 +108,8 @@ class Session:
         """Tokens of what it held when it was closed, and was settled after that."""
         self.listeners: dict[int, Listener] = {}
         self.granted: dict[int, int] = {}
-        """By listener: all credit that its client has given it since its beginning."""
+        """By listener that its client wants, also where it is just beginning: all credit that it was given since its
+        beginning."""
         self._withheld: dict[int, int] = {}
         """By listener: credit that it gets back once the client has read what waits for it."""
         self.waiting: dict[int, Any] = {}
@@ -329,6 +330,21 @@ class Session:
             self.voted[number] = transaction
 
     # Listeners
+
+    def begin_listener(self, number: int, listener: Listener) -> int | None:
+        """Keep a listener that has begun; returns all credit that it was given by now. None if it is not wanted any
+        more: it is not kept then. Any thread."""
+        with self.lock:
+            granted = None if self.is_closed else self.granted.get(number)
+            if granted is not None:
+                self.listeners[number] = listener
+        return granted
+
+    def end_listener(self, number: int) -> None:
+        """Let go of a listener that has ended. Any thread."""
+        with self.lock:
+            self.listeners.pop(number, None)
+            self.granted.pop(number, None)
 
     def withhold(self, number: int) -> None:
         """Take a listener its credit, until the client has read what waits for it. Any thread."""
