@@ -264,6 +264,48 @@ def test_a_vote_that_is_interrupted_is_rolled_back(striking: Striking) -> None:
         assert transaction.state == "rolled back"
 
 
+@pytest.mark.parametrize("step", ["commit_as", "end_vote", "end_vote, commit", "end_vote, committed"])
+def test_a_transaction_that_is_interrupted_beside_its_vote_leaves_none(
+    striking: Striking, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        store = router._store  # type: ignore[attr-defined]
+        queue = router.queue("q")
+        queue.send(b"x")
+        transaction = router.transaction()
+        transaction.ack(take(queue))
+        name, _, end = step.partition(", ")
+        call = getattr(store, name)
+
+        def interrupted(*given: Any) -> None:
+            if name == "commit_as" or end == "committed":
+                call(*given)
+            raise KeyboardInterrupt
+
+        if name == "end_vote":
+            transaction.vote()
+        monkeypatch.setattr(store, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            transaction.vote() if name == "commit_as" else transaction.commit() if end else transaction.rollback()
+        if end == "committed":
+            eventually(lambda: not store.connection._unanswered and not router._coordinator._votes)  # type: ignore[attr-defined]
+            assert other.queue("q").counts()[:2] == (0, 0)
+        else:
+            assert take(other.queue("q"), PATIENCE).body == b"x"
+        eventually(lambda: transaction.state == ("of unknown outcome" if end else "rolled back"))
+
+
+def test_a_vote_for_nothing_leaves_nothing(striking: Striking) -> None:
+    stores(striking, "journal")
+    with striking.client() as router:
+        for end in ("commit", "rollback"):
+            transaction = router.transaction()
+            transaction.vote()
+            getattr(transaction, end)()
+        assert not router._coordinator._votes  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("end", ["commit", "rollback", "sent"])
 def test_a_transaction_that_has_voted_ends_meanwhile(striking: Striking, end: str) -> None:
     """A commit that was not sent is rolled back."""

@@ -386,9 +386,10 @@ class RemoteStore(RemoteLeases):
         acks: Sequence[Message],
         changes: Sequence[Change],
         xid: Xid | None = None,
+        on_answer: Callable[[list[Any]], Any] | None = None,
     ) -> list[Any]:
         """Send a whole transaction, to be committed, prepared under its xid, or to vote. A vote whose caller was
-        interrupted, or has given up, is rolled back."""
+        interrupted before its answer, or has given up, is rolled back."""
         outgoing = [(str(destination), self._packed(_checked(destination, message))) for destination, message in sends]
         leases: list[RemoteLease] = [message._note for message in acks]
         rejected: dict[str, tuple[str | None, str]] = {
@@ -398,7 +399,7 @@ class RemoteStore(RemoteLeases):
         request = Commit(False, xid, mode, outgoing, tokens, list(changes), others, rejected)
         on_late = (lambda answer: self.roll_back_later(answer[0], acks)) if mode == "vote" else None
         try:
-            answer: list[Any] = self.ask(request, None, on_late)
+            answer: list[Any] = self.ask(request, on_answer, on_late)
         except (KeyboardInterrupt, OutcomeUnknownError):
             if on_late is not None:
                 self.connection.keep_reading()  # what comes late, though nobody may ask for anything any more

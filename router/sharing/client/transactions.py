@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -63,10 +64,16 @@ class RemoteCoordinator(Coordinator):
 
     def prepare(self, transaction: GlobalTransaction) -> None:
         """Let the owner prepare it, and wait for the outcome."""
+        if not transaction.participants:
+            super().prepare(transaction)
+            return
         transaction.move(PREPARING)
-        (number,) = self._sent(transaction, "vote")
-        self._votes[transaction] = number
+        self._sent(transaction, "vote", on_answer=partial(self._voted, transaction))
         transaction.move(PREPARED)
+
+    def _voted(self, transaction: GlobalTransaction, answer: list[int]) -> None:
+        """Note the number of a vote. By the thread that reads: its caller may be interrupted from then on."""
+        (self._votes[transaction],) = answer
 
     def hold(self, transaction: GlobalTransaction, xid: Xid) -> None:
         """Let the owner prepare it under its xid, and hold it."""
@@ -78,9 +85,12 @@ class RemoteCoordinator(Coordinator):
         transaction.move(PREPARED)
         transaction.running = False
 
-    def _sent(self, transaction: GlobalTransaction, mode: str, xid: Xid | None = None) -> Any:
+    def _sent(
+        self, transaction: GlobalTransaction, mode: str, xid: Xid | None = None,
+        on_answer: Callable[[Any], None] | None = None,
+    ) -> None:  # fmt: skip
         try:
-            return self._store.commit_as(mode, *_parts(transaction), xid)
+            self._store.commit_as(mode, *_parts(transaction), xid, on_answer)
         except Exception:
             self.roll_back(transaction)
             raise
@@ -102,7 +112,7 @@ class RemoteCoordinator(Coordinator):
         transaction.move(DONE)
 
     def _end_vote(self, transaction: GlobalTransaction, commit: bool) -> None:
-        number = self._votes.pop(transaction)
+        number = self._votes[transaction]
         sends, acks, changes = _parts(transaction)
         if commit:
             transaction.alone = next(iter(transaction.participants.values()), None)
@@ -110,6 +120,7 @@ class RemoteCoordinator(Coordinator):
         try:
             receipts = self._store.end_vote(number, commit, sends, acks, changes)
         except AnabranchError as error:
+            del self._votes[transaction]
             if type(error) is StoreFailedError:  # the owner may have heard nothing of it
                 self._store.roll_back_later(number, acks)
             if not isinstance(error, OutcomeUnknownError):
@@ -118,11 +129,24 @@ class RemoteCoordinator(Coordinator):
                 raise
             receipts = []
         else:
+            del self._votes[transaction]  # not before: who was interrupted until then has yet to say the outcome
             transaction.decide(commit)
         for one in transaction.participants.values():
             one.receipts, receipts = receipts[: len(one.sends)], receipts[len(one.sends) :]
             one.carried_out = True
         transaction.move(DONE)
+
+    def take_over(self, transaction: GlobalTransaction) -> None:
+        """Bring a transaction to its end, as Coordinator.take_over. One that has voted is rolled back, unless the owner
+        has begun to commit it."""
+        number = self._votes.pop(transaction, None)
+        if number is not None:
+            self._store.roll_back_later(number, _parts(transaction)[1])
+            if transaction.state is not IN_DOUBT:
+                transaction.decide(False)
+        elif not transaction.external:  # the owner holds what it has prepared under its xid
+            super().take_over(transaction)
+        transaction.running = False
 
     def note_end(self, xid: Xid, commit: bool) -> None:
         """Note that a transaction was ended which had waited for its manager."""
