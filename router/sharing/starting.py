@@ -138,9 +138,9 @@ def _is_there(directory: Path) -> bool:
 
 
 def _tell_start(config: Config) -> None:
-    """Start the process and wait until it says that it serves, or why not. One that was killed before has said nothing:
-    whoever needs an owner tries again. Raises what it says, or StoreFailedError with what it has logged, if it ended
-    by itself."""
+    """Start the process and wait until it says that it serves, or why not. One that a signal has ended before has said
+    nothing: whoever needs an owner tries again. Raises what it says, or StoreFailedError with what it has logged, if it
+    ended by itself."""
     if config.file is None:
         write_in_force(config)
     log = config.directory / LOG
@@ -164,7 +164,7 @@ def _tell_start(config: Config) -> None:
         with suppress(ChildProcessError):
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     _reap()
-    if code > 0:
+    if 0 < code < 128:  # else a signal has ended it
         with log.open("rb") as file:
             file.seek(size)
             text = file.read().decode(errors="replace").strip() or f"exit code {code}"

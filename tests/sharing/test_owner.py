@@ -192,14 +192,23 @@ def test_who_starts_an_owner_for_too_long_is_named(directory: Path, monkeypatch:
             anabranch.open(directory, shared=True)
 
 
-def test_an_owner_that_is_killed_while_it_starts_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here with its first breath, twice."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_owner_that_is_killed_while_it_starts_is_replaced(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Here with its first breath, twice; by SIGTERM once it heeds that, and so ends in order."""
     spawn, killed = starting._spawn, list[int]()
+
+    def heeds(pid: int) -> bool:
+        caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (number - 1) & 1)
 
     def spawn_and_kill(config: Any, fd: int) -> int:
         pid = spawn(config, fd)
         if len(killed) < 2:
-            os.kill(pid, signal.SIGKILL)
+            if number == signal.SIGTERM:
+                wait_for(lambda: heeds(pid))
+            os.kill(pid, number)
             killed.append(pid)
         return pid
 
