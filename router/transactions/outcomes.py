@@ -91,6 +91,11 @@ class Outcomes:
         transaction = self._table.by_xid(xid)
         return (transaction is not None and transaction.held) or xid in self.held()
 
+    def knows(self, xid: Xid) -> bool:
+        """Return whether an external transaction is open, waits for its outcome, or has ended a moment ago. Raises as
+        `held` if that cannot be told."""
+        return self._table.user_of(xid) is not None or self._table.by_xid(xid) is not None or xid in self.held()
+
     def commit(self, xid: Xid, one_phase: bool) -> None:
         """Commit a prepared transaction; with `one_phase` one that is open and not prepared. Raises as `end`."""
         opened = self._table.user_of(xid)

@@ -4,6 +4,7 @@ takes effect once, whatever it does."""
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count, product
@@ -16,7 +17,10 @@ import pytest
 import anabranch
 from anabranch import Xid
 from anabranch.adapters.journal import JournalStore
+from anabranch.policies.errors import OutcomeUnknownError, TransactionError
+from anabranch.router.sharing.owner.server import Server
 from anabranch.router.sharing.protocol import VERSION
+from anabranch.router.transactions.outcomes import Outcomes
 
 from ..taking import take
 from .peers import Op, Peer
@@ -231,6 +235,38 @@ def test_one_that_comes_again_while_it_is_carried_out_waits_for_that(
         found = second.next()
     (there,) = owner.queue("q").browse()
     assert found == [number, True, [[there.seq, False]]]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_end_of_an_xid_of_which_nothing_is_left_as_it_comes_again(
+    owner: Router, monkeypatch: pytest.MonkeyPatch, commit: bool, is_own: bool
+) -> None:
+    """Whoever has not prepared it cannot tell its own commit from another's rollback."""
+    server, end = owner.serve(), Outcomes.end
+    assert isinstance(server, Server)
+
+    def end_and_cut(outcomes: Outcomes, xid: Xid, commit: bool) -> None:
+        end(outcomes, xid, commit)
+        owner._coordinator.cleanup.run()
+        monkeypatch.undo()
+        for session in list(server._sessions.values()):
+            session.sock.shutdown(socket.SHUT_RDWR)
+
+    with anabranch.open(owner.config.directory, shared=True) as client:
+        transaction = (client if is_own else owner).transaction(xid=XID)
+        transaction.send("done", b"t")
+        transaction.prepare()
+        monkeypatch.setattr(Outcomes, "end", end_and_cut)
+        if commit and not is_own:
+            with pytest.raises(OutcomeUnknownError, match=f"commit of transaction {XID}, which is prepared no more"):
+                client.commit(XID)
+        else:
+            (client.commit if commit else client.rollback)(XID)
+        assert bodies(client, "done") == ([b"t"] if commit else [])
+        for say in (client.commit, client.rollback):  # not again
+            with pytest.raises(TransactionError, match=f"no transaction {XID} is prepared here"):
+                say(XID)
 
 
 @pytest.mark.parametrize("acks", [False, True])

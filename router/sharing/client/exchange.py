@@ -429,6 +429,8 @@ def _again(asked: Asked) -> protocol.Request | None:
     request = asked.request
     if isinstance(request, protocol.Commit):
         return msgspec.structs.replace(request, again=True)
+    if isinstance(request, protocol.Call) and request.name in protocol.TOLD_AGAIN:
+        return msgspec.structs.replace(request, given=[*request.given[:-1], True])
     if isinstance(request, protocol.Call) and request.name in protocol.ONCE:
         return None
     return _with_time_left(asked)

@@ -148,6 +148,10 @@ class RemoteCoordinator(Coordinator):
             super().take_over(transaction)
         transaction.running = False
 
+    def has_prepared(self, xid: Xid) -> bool:
+        """Return whether a transaction of this client waits for its manager."""
+        return xid in self._prepared
+
     def note_end(self, xid: Xid, commit: bool) -> None:
         """Note that a transaction was ended which had waited for its manager."""
         for lease in self._prepared.pop(xid, ()):
@@ -172,12 +176,13 @@ def _parts(
 
 class RemoteOutcomes(Outcomes):
     def __init__(self, coordinator: RemoteCoordinator, store: RemoteStore) -> None:
-        self._ended, self._table = coordinator.note_end, coordinator.table
+        self._remote, self._table = coordinator, coordinator.table
         self._ask = store.call
 
     def end(self, xid: Xid, commit: bool) -> None:
-        self._ask("commit_xid" if commit else "rollback_xid", xid)
-        self._ended(xid, commit)
+        is_own = self._remote.has_prepared(xid)
+        self._ask("commit_xid" if commit else "rollback_xid", xid, is_own, False)
+        self._remote.note_end(xid, commit)
 
     def held(self) -> list[Xid]:
         return [Xid(*one) for one in self._ask("recover")]

@@ -30,7 +30,7 @@ from ..descriptors import Descriptor
 from ..protocol import EVENTS, PAGE, OutgoingFields, destination_of, pack, pack_message
 from ..socket_file import Identity, identity_of
 from ..starting import mark_of
-from .commits import end_vote, store_of_lease
+from .commits import end_vote, end_xid, store_of_lease
 from .session import PAGE_BYTES, Session, slices
 
 T = TypeVar("T")
@@ -334,8 +334,8 @@ CALLS: Final[Mapping[str, Called]] = {
     "map_compare_and_set": _of_map("compare_and_set", str, bytes | None, bytes | None, int, bool | None),
     "map_increment": Called(_increment, Destination, str, list[Any], int, bool | None),
     "end_vote": Called(end_vote, int, bool, list[str], list[str], list[tuple[str, OutgoingFields]], bool),
-    "commit_xid": _of_router("commit", Xid),
-    "rollback_xid": _of_router("rollback", Xid),
+    "commit_xid": Called(lambda session, *given: end_xid(session, True, *given), Xid, bool, bool),
+    "rollback_xid": Called(lambda session, *given: end_xid(session, False, *given), Xid, bool, bool),
     "recover": _of_router("recover"),
     "in_doubt": _of_router("in_doubt"),
     "resolve": _of_router("resolve", Any, Any),

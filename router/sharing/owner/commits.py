@@ -24,7 +24,7 @@ from ....policies.errors import (
 )
 from ....policies.names.destination import Destination
 from ...placement.registry import StoreRegistry
-from ...transactions.xid import as_xid
+from ...transactions.xid import Xid, as_xid
 from ..protocol import Commit, OutgoingFields, destination_of
 from .session import Session
 
@@ -127,6 +127,21 @@ def end_vote(
             transaction.rollback()
             return []
         return [one[1:] for one in transaction.commit()]
+
+
+def end_xid(session: Session, commit: bool, xid: Xid, is_own: bool, again: bool) -> None:
+    """End a transaction that is prepared under its xid, as its manager says. `is_own`: the client that asks has
+    prepared it. `again`: it has asked before, and nothing may be left of it; that is a success, but not of a commit
+    where it is not its own: another may have rolled that back. Raises as Router.commit, and OutcomeUnknownError."""
+    router = session.router
+    if not again or router._outcomes.knows(xid):
+        (router.commit if commit else router.rollback)(xid)
+    elif commit and not is_own:
+        raise OutcomeUnknownError(
+            f"the connection to the owner of {session.registry.config.directory} was lost before it had answered to "
+            f"the commit of transaction {xid}, which is prepared no more: it is committed, unless another process has "
+            "rolled it back; look whether it took effect"
+        )
 
 
 def store_of_lease(registry: StoreRegistry, token: str) -> Store:
