@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +84,9 @@ class Inspection:
         """Return the last so many messages, in order of their seqs."""
         return newest_of(backlog.browse(), count)
 
-    def dead_letters(self) -> Counter[tuple[Destination, SubscriptionKey | None]]:
-        """Return the dead letters by where they come from."""
-        return overview.dead_letters(self._registry)
+    def dead_letters(self, failed: Collection[str]) -> Counter[tuple[Destination, SubscriptionKey | None]]:
+        """Return the dead letters by where they come from, but for those in the `failed` stores."""
+        return overview.dead_letters(self._registry, failed)
 
     def stores(self) -> list[dict[str, Any]]:
         """Return what each store holds and has done: plain values."""

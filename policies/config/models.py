@@ -288,6 +288,11 @@ class Config(Model):
         """Keep the lines of the stores. They play no part when two configurations are compared."""
         self.__dict__[_LINES] = {store.name: line for store, line in zip(self.stores, lines, strict=True)}
 
+    def _sync_of(self, name: str) -> str:
+        """Return when the store that is open by this name forces its work to the disk, as StoreConfig._sync. Empty for
+        one that is not configured."""
+        return next((store._sync for store in self.stores if store.name == name.partition(":")[0]), "")
+
     def directory_of(self, store: StoreConfig) -> Path:
         """Return the directory in which this store keeps its files."""
         return store.directory or self.directory / "stores" / store.name

@@ -73,8 +73,8 @@ def health_command(ctx: click.Context, config: Config, as_json: bool) -> None:
 
     Each store puts on disk what it has written. One that has not done so after five seconds is stalled: it waits for
     its disk. Told are also stores that have failed, that do not open, or whose file system is read-only, how old the
-    oldest message is, what is free on the disk, and transactions in doubt. A program that has the directory open is
-    asked.
+    oldest message is, what is free on the disk, and transactions in doubt. `sync` is when a journal forces its work to
+    the disk, `sync ms` how long that takes lately. A program that has the directory open is asked.
 
     The exit code is 1 where a store is not ok, the decision log is damaged, or a transaction waits for an operator.
 
@@ -85,23 +85,26 @@ def health_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """
     with opened(config, quiet=True) as router:
         found = router.health()
-    rows, wrong = health_shown(found)
+        config = router.config
+    rows, wrong = health_shown(found, config)
     if as_json:
-        echo_json(asdict(found))
+        stores = [asdict(one) | {"sync": config._sync_of(one.name)} for one in found.stores]
+        echo_json(asdict(found) | {"stores": stores})
     elif found.stores:
-        echo_table(rows, left=(0, 1))
+        echo_table(rows, left=(0, 1, 2))
     echo_warnings(wrong)
     if not found.ok:
         ctx.exit(1)
 
 
-def health_shown(found: Health) -> tuple[list[tuple[str, ...]], list[str]]:
+def health_shown(found: Health, config: Config) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return the health of stores as rows of text, the first of which is the heads, and what is wrong."""
-    rows: list[tuple[str, ...]] = [("store", "state", "messages", "oldest", "sync", "free")]
+    rows: list[tuple[str, ...]] = [("store", "state", "sync", "messages", "oldest", "sync ms", "free")]
     for one in found.stores:
         oldest = "-" if one.oldest_ready_seconds is None else f"{one.oldest_ready_seconds:,.0f} s"
         free = "-" if one.free_bytes is None else human_bytes(one.free_bytes)
-        rows.append((one.name, one.state, f"{one.messages:,}", oldest, f"{one.sync_seconds * 1000:.1f} ms", free))
+        took = f"{one.sync_seconds * 1000:.2f}" if one.sync_seconds else "-"
+        rows.append((one.name, one.state, config._sync_of(one.name), f"{one.messages:,}", oldest, took, free))
     wrong = [f"store {one.name}: {one.reason}" for one in found.stores if one.reason is not None]
     if found.decision_log is not None:
         wrong.append(f"the decision log cannot be used: {found.decision_log}")

@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from ...adapters.core.messages import Message
+from ...adapters.core.store_types import StoreStats
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
@@ -43,7 +44,8 @@ def queues_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     `ready` counts the messages that a receiver would get. `leased` counts those that a receiver holds, and has yet to
     ack, release or reject, or that a transaction has claimed. `delayed` counts scheduled ones, and `dead` the dead
     letters that come from there. `oldest` is how long ago the message was sent that is received next. `bytes` are those
-    of the messages, without bodies that are kept apart. Durable subscriptions of topics are listed too, as TOPIC NAME,
+    of the messages, without bodies that are kept apart. `sync` is when a journal forces its work to the disk. Durable
+    subscriptions of topics are listed too, as TOPIC NAME,
     with their topic's bytes.
 
     What lies in a store that cannot be used is left out: a warning names the store, and the exit code is 1.
@@ -56,9 +58,10 @@ def queues_command(ctx: click.Context, config: Config, as_json: bool) -> None:
       anabranch queues -c stores.yaml --json
     """
     with opened(config) as router:
-        failed = {name: store for name, store in router.stats().stores.items() if store.failed is not None}
+        stores = router.stats().stores
+        failed = {name: store for name, store in stores.items() if store.failed is not None}
         with working("Counting dead letters"):
-            rows = list(_rows(router, {destination for store in failed.values() for destination in store.destinations}))
+            rows = list(_rows(router, stores))
         directory = router.config.directory
     if as_json:
         reasons = {name: store.failed for name, store in failed.items()}
@@ -75,18 +78,22 @@ def queues_command(ctx: click.Context, config: Config, as_json: bool) -> None:
         ctx.exit(1)
 
 
-def _rows(router: Router, left_out: set[Destination]) -> Iterator[dict[str, Any]]:
-    dead = inspection_of(router).dead_letters()
+def _rows(router: Router, stores: Mapping[str, StoreStats]) -> Iterator[dict[str, Any]]:
+    failed = [name for name, store in stores.items() if store.failed is not None]
+    left_out = {destination for name in failed for destination in stores[name].destinations}
+    syncs = {one: router.config._sync_of(name) for name, store in stores.items() for one in store.destinations}
+    dead = inspection_of(router).dead_letters(failed)
     for destination in router.destinations():
         if destination in left_out:
             continue
         if destination.kind is Kind.QUEUE:
             row = row_of(router, router.queue(destination), dead[destination, None])
             if router.exists(destination):  # one that somebody only waited at is gone once its store is open
-                yield row
+                yield row | {"sync": syncs.get(destination, "")}
         elif destination.kind is Kind.TOPIC:
             for subscriber in router.topic(destination).subscriptions():
-                yield row_of(router, subscriber, dead[destination, subscriber.subscription.key])
+                row = row_of(router, subscriber, dead[destination, subscriber.subscription.key])
+                yield row | {"sync": syncs.get(destination, "")}
 
 
 def row_of(router: Router, consumer: Consumer, dead: int) -> dict[str, Any]:
@@ -118,7 +125,7 @@ def shown(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = [HEADS, *map(shown, rows)]
+    table = [(*HEADS, "sync"), *((*shown(row), row["sync"]) for row in rows)]
     if sys.stdout.isatty():  # elsewhere names are whole
         others = sum(2 + max(len(row[column]) for row in table) for column in range(1, len(table[0])))
         room = max(shutil.get_terminal_size().columns - others, 12)

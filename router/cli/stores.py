@@ -63,8 +63,7 @@ def stats_command(ctx: click.Context, config: Config, as_json: bool) -> None:
     """
     with opened(config) as router:
         directory, stats = router.config.directory, router.stats()
-    configured = {store.name: store._sync for store in router.config.stores}
-    syncs = {name: configured.get(name.partition(":")[0], "") for name in stats.stores}
+        syncs = {name: router.config._sync_of(name) for name in stats.stores}
     failed = {name: store.failed for name, store in stats.stores.items() if store.failed is not None}
     if as_json:
         stores = {name: _plain(store) | {"sync": syncs[name]} for name, store in stats.stores.items()}

@@ -29,7 +29,7 @@ WORDS: Final = 60
 """Characters of a process's command line that are shown in JSON."""
 NAME_ROOM: Final = 20
 """Columns that the name of a store may take before figures are left out for it."""
-LEFT_OUT: Final = ("kind", "waiting", "syncs/s", "delayed", "p99 ms", "acks/s", "dead", "sync ms", "leased")
+LEFT_OUT: Final = ("kind", "waiting", "sync", "syncs/s", "delayed", "p99 ms", "acks/s", "dead", "sync ms", "leased")
 """The figures that a narrow terminal has no room for, the least important first."""
 _CLEAR_LINE, _CLEAR_BELOW, _HOME = "\x1b[K", "\x1b[J", "\x1b[H"
 _SCREEN, _BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -84,11 +84,12 @@ class Look:
 def top_command(config: Config, interval: float, once: bool, as_json: bool) -> None:
     """Show what happens in a directory, until Ctrl-C.
 
-    For each store: sends, acks and waits for the disk a second, how long such a wait takes lately (`sync ms`), and
-    how long 99 of 100 took at most since the last look (`p99 ms`). Then messages by what they wait for. `dead` counts
-    those in dead-letter queues. `oldest` is how long ago the oldest message was sent that is received next, dead
-    letters aside; a store's 200 fullest queues and subscriptions are asked for it. Below are the processes that are
-    connected, with the messages that each holds, its listeners, receives that wait, and requests without an answer.
+    For each store: sends, acks and waits for the disk a second, when a journal waits for it (`sync`), how long such a
+    wait takes lately (`sync ms`), and how long 99 of 100 took at most since the last look (`p99 ms`). Then messages by
+    what they wait for. `dead` counts those in dead-letter queues. `oldest` is how long ago the oldest message was sent
+    that is received next, dead letters aside; a store's 200 fullest queues and subscriptions are asked for it. Below
+    are the processes that are connected, with the messages that each holds, its listeners, receives that wait, and
+    requests without an answer.
 
     Where no program has the directory open, it is held while this runs.
 
@@ -125,6 +126,7 @@ def look_at(router: Router) -> Look:
     """Look at a router."""
     inspection = inspection_of(router)
     stores, sessions = inspection.stores(), inspection.sessions()
+    stores = [{**store, "sync": router.config._sync_of(store["store"])} for store in stores]
     return Look(time.monotonic(), inspection.owner_pid, stores, sessions)
 
 
@@ -156,14 +158,14 @@ def _of_stores(look: Look, before: Look | None, columns: int | None) -> list[str
     rows = rows_of_stores(look, before)
     if columns is not None:
         rows = _fitting(rows, columns)
-    return _columns(rows, left=2 if "kind" in rows[0] else 1)
+    return _columns(rows, left=1 + sum(head in rows[0] for head in ("kind", "sync")))
 
 
 def rows_of_stores(look: Look, before: Look | None) -> list[tuple[str, ...]]:
     """Return the figures of stores as text, a row each; the first row is the heads."""
     heads = (
-        "store", "kind", "sends/s", "acks/s", "syncs/s", "sync ms", "p99 ms", "ready", "leased", "delayed", "dead",
-        "oldest", "waiting",
+        "store", "kind", "sync", "sends/s", "acks/s", "syncs/s", "sync ms", "p99 ms", "ready", "leased", "delayed",
+        "dead", "oldest", "waiting",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [heads]
     for store in look.stores:
@@ -172,7 +174,9 @@ def rows_of_stores(look: Look, before: Look | None) -> list[tuple[str, ...]]:
         counts = (f"{store[key]:,}" for key in ("ready", "leased", "delayed", "dead"))
         oldest = "-" if age is None else human_age(age)
         syncs = (f"{took * 1000:.2f}" if took else "-" for took in (store["sync_seconds"], look.sync_p99(before, name)))
-        rows.append((printable(name), store["kind"], *rates, *syncs, *counts, oldest, f"{store['waiting']:,}"))
+        rows.append(
+            (printable(name), store["kind"], store["sync"], *rates, *syncs, *counts, oldest, f"{store['waiting']:,}")
+        )
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +26,17 @@ LETTERS_MAX: Final = 50
 """Dead-letter queues of a store that are named: those with most letters."""
 
 
-def dead_letters(registry: StoreRegistry) -> Counter[tuple[Destination, SubscriptionKey | None]]:
+def dead_letters(
+    registry: StoreRegistry, failed: Collection[str]
+) -> Counter[tuple[Destination, SubscriptionKey | None]]:
     """Return the dead letters by where they come from: each dead-letter queue is walked once, but in stores that have
-    failed."""
+    `failed`, by their names."""
     found: Counter[tuple[Destination, Any]] = Counter()
-    failed = [stats.destinations for stats in registry.stats()[0].values() if stats.failed is not None]
-    for queue in dead_letter_queues(registry).keys() - set().union(*failed):
+    left_out = {row.store_id for name, row in registry.rows_by_name().items() if name in failed}
+    for queue in dead_letter_queues(registry):
+        row = registry.table.destinations.get(queue)
+        if row is None or row.store_id in left_out:
+            continue
         for message in Queue[Any](registry, queue).browse():
             letter = dead_letter_of(message)
             if letter is not None and letter.source != queue:

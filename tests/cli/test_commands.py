@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,6 +15,7 @@ import anabranch
 from anabranch.policies.config import json_schema, load, loads
 from anabranch.router.cli.app import COMMANDS, app
 from anabranch.router.cli.configuration import TEMPLATE
+from anabranch.router.placement.registry import StoreRegistry
 
 KINDS = Path(__file__).parents[1] / "kahadb" / "data" / "kinds-kahadb.tar.xz"
 
@@ -92,6 +95,29 @@ def test_stats_tell_of_destinations_and_subscriptions() -> None:
     assert store["sync"] == "always"
     assert store["destinations"] == {"queue://q": 1, "topic://prices": 1}
     assert store["subscriptions"] == [{"topic": "prices", "client": "c", "name": "audit", "messages": 1}]
+
+
+def test_each_list_says_when_a_journal_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    journals = "{name: a, match: ['>'], journal: {sync: periodic}}, {name: each, match: ['e.>'], per_destination: true}"
+    Path("s.yaml").write_text(f"{{directory: d, stores: [{journals}, {{name: m, match: ['m.>'], memory: {{}}}}]}}")
+    with anabranch.open("s.yaml") as router:
+        router.topic("t").subscribe("audit")
+        for name in ("e.x", "m.x", "q"):
+            router.queue(name).send(b"1")
+    asked = mock.Mock(wraps=StoreRegistry.stats)
+    monkeypatch.setattr(StoreRegistry, "stats", lambda self: asked(self))
+    queues = json.loads(run("queues", "d", "--json").stdout)["queues"]
+    assert asked.call_count == 1, "all stores are asked once"
+    assert {one["queue"]: one["sync"] for one in queues} == {
+        "queue://e.x": "always", "queue://q": "periodic, 1s", "topic://t": "periodic, 1s"
+    }  # fmt: skip
+    assert [line.split()[-1] for line in run("queues", "d").stdout.splitlines()] == ["sync", "always", "1s", "1s"]
+    syncs = {"a": "periodic, 1s", "each:queue://e.x": "always", "m": ""}
+    for command, *options in (["top", "--once", "-i", "0.1"], ["health"]):
+        found = json.loads(run(command, "d", *options, "--json").stdout)["stores"]
+        assert {one.get("store") or one["name"]: one["sync"] for one in found} == syncs
+        shown = run(command, "d", *options).stdout
+        assert re.search(r"^a +(journal|ok) +periodic, 1s  ", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

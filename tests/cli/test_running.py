@@ -411,11 +411,12 @@ def test_the_slowest_syncs_are_those_between_two_looks() -> None:
     assert only == pytest.approx(0.00006), "of one it is known how long it took, not only in which bucket it is"
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120, 130])
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 130, 140])
 def test_top_leaves_out_what_a_terminal_has_no_room_for(columns: int) -> None:
     figures = dict.fromkeys(("sends", "acks", "syncs", "leased", "delayed", "dead", "waiting"), 7)
     store = {
         "kind": "journal",
+        "sync": "periodic, 1s",
         "ready": 120000,
         "oldest_ready_seconds": 97,
         "sync_seconds": 0.00313,
@@ -429,7 +430,8 @@ def test_top_leaves_out_what_a_terminal_has_no_room_for(columns: int) -> None:
     assert max(map(len, (heads, first, second))) <= columns
     assert re.match(r"custo\S*rth ", first) and second.startswith("telemetry ")
     assert {"store", "sends/s", "ready", "oldest"} <= set(heads.split()) and "120,000" in first and "97 s" in first
-    assert ("dead" in heads, "p99 ms" in heads, "kind" in heads) == (columns >= 80, columns >= 120, columns >= 130)
+    assert ("dead" in heads, "p99 ms" in heads, "kind" in heads) == (columns >= 80, columns >= 100, columns >= 140)
+    assert ("periodic, 1s" in first, "waiting" in heads) == (columns >= 120, columns >= 130)
 
 
 def test_on_a_terminal_one_screen_is_drawn_anew(owner: Owner) -> None:

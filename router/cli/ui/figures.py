@@ -130,8 +130,8 @@ class Figures:
 
     def _checked(self) -> dict[str, Any]:
         found = self._router.health()
-        (heads, *rows), wrong = health_shown(found)
-        return {"ok": found.ok, "wrong": wrong, "stores": _table(heads, 2, rows)}
+        (heads, *rows), wrong = health_shown(found, self._router.config)
+        return {"ok": found.ok, "wrong": wrong, "stores": _table(heads, 3, rows)}
 
     def _waiting(self) -> dict[str, Any]:
         heads = ("transaction", "stores", "outcome", "why it waits", "sends", "acks")
@@ -222,7 +222,7 @@ def _stores(look: Look, before: Look | None, stats: Mapping[str, StoreStats]) ->
     heads, *rows = rows_of_stores(look, before)
     disk = [stats.get(store["store"]) for store in look.stores]
     cells = [("-", "-") if one is None else (human_bytes(one.live_bytes), human_bytes(one.held_bytes)) for one in disk]
-    return _table((*heads, "disk live", "disk held"), 2, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
+    return _table((*heads, "disk live", "disk held"), 3, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
 
 
 def _without_dead(row: Sequence[str]) -> Sequence[str]:

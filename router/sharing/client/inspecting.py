@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +62,9 @@ class RemoteInspection:
             return newest_of(backlog.browse(), count)
         return [self._store._message(fields) for fields in self._store.of("newest", backlog.destination, count)]
 
-    def dead_letters(self) -> Counter[tuple[Destination, SubscriptionKey | None]]:
-        """Return the dead letters by where they come from."""
-        found = self._store.call("dead_letters")
+    def dead_letters(self, failed: Collection[str]) -> Counter[tuple[Destination, SubscriptionKey | None]]:
+        """Return the dead letters by where they come from, but for those in the `failed` stores."""
+        found = self._store.call("dead_letters", list(failed))
         kind = list[tuple[Destination, SubscriptionKey | None, int]]
         return Counter({(source, key): count for source, key, count in msgspec.convert(found, kind)})
 

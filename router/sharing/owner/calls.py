@@ -368,8 +368,10 @@ CALLS: Final[Mapping[str, Called]] = {
     "sessions": _of_router("sessions", of=inspection_of),
     "explain": _of_router("explain", is_long=True, of=inspection_of),
     "dead_letters": Called(
-        lambda session: [(*place, count) for place, count in inspection_of(session.router).dead_letters().items()],
-        is_long=True,
+        lambda session, failed: [
+            (*place, count) for place, count in inspection_of(session.router).dead_letters(failed).items()
+        ],
+        list[str], is_long=True,
     ),
     "backup": _of_router("backup", str, is_long=True, of=inspection_of),
     "move": Called(_move, Destination, Destination, int, is_long=True),
