@@ -42,9 +42,9 @@ class BadInput(Failure):
     exit_code = 2
 
 
-def _said(error: AnabranchError) -> str:
+def _said(error: BaseException, text: str | None = None) -> str:
     """Return an error's text with the notes that were added to it: how far it had come, say."""
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return "\n".join([str(error) if text is None else text, *getattr(error, "__notes__", ())])
 
 
 class App(click.Group):
@@ -81,12 +81,12 @@ class App(click.Group):
             raise  # whoever read our output has seen enough: click ends quietly
         except OSError as error:
             where = f"{error.filename}: " if error.filename is not None else ""
-            raise Failure(f"Error: {where}{error.strerror or error}") from error
+            raise Failure(f"Error: {where}{_said(error, error.strerror)}") from error
         except MemoryError as error:
             reason = f": {error}" if str(error) else ""
             raise Failure(f"Error: out of memory{reason}; give it less to work on, or more memory") from error
         except KeyboardInterrupt as interrupt:
-            click.echo(describe(interrupt), err=True)
+            click.echo(_said(interrupt, describe(interrupt)), err=True)
             ctx.exit(exit_code(interrupt))
 
 

@@ -7,16 +7,19 @@ L11  Messages keep what the lines say of them. They come behind those that their
 L12  A message whose id its destination remembered when the import came to that is not brought a second time, nor is an
      id. A transaction whose xid is in use is not prepared again.
 L13  Lines are written in pages. At a line that is broken, or cannot be imported, all before it is made durable, and the
-     error says with which line to go on. Whoever goes on reads the lines before it for the destinations alone.
+     error says with which line to go on. So does any other that ends the import, as Ctrl-C. Whoever goes on reads the
+     lines before it for the destinations alone.
 L14  A transaction is prepared once all its messages are there, the decision log last. If one that it acks was not
      brought by the same import, it is left out, and told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 from typing import BinaryIO, Final
 
 import msgspec
@@ -29,6 +32,7 @@ from ...adapters.core.operations.destination_changes import Subscribe, Unsubscri
 from ...adapters.core.record.encoding import HEAD, Parts, encode_parts, name_of
 from ...adapters.core.record.headers import MESSAGE_ID_BYTES_MAX
 from ...adapters.core.record.large import Sized
+from ...adapters.system.conditions import Event, Thread
 from ...policies.config import Config
 from ...policies.errors import AnabranchError, ConfigError, DestinationError
 from ...policies.names.destination import Destination
@@ -80,14 +84,59 @@ def import_lines(config: Config, file: BinaryIO, name: str, from_line: int = 1, 
             importing.end()
         except REFUSED as error:
             importing.stop()
-            first = importing.next_line
-            left = f"all before line {first} is imported; mend it, and go on with --from-line {first}"
-            left = "nothing was imported" if dry_run or first <= from_line else left
+            left = importing.told("mend it, and ")
             if isinstance(error, AnabranchError) and not isinstance(error, DestinationError):
                 error.add_note(left)
                 raise
             raise ConfigError([f"{name}:{reading.number}: {error}; {left}"]) from error
+        except BaseException as error:  # Ctrl-C, or a disk that does not read
+            importing.let_go()
+            error.add_note(importing.told())
+            raise
+        finally:
+            importing.let_go()
     return importing.done
+
+
+class _Writer:
+    """Writes pages on a thread of its own, in which no signal strikes: what a page has brought is known also where one
+    strikes whoever waits for it."""
+
+    def __init__(self) -> None:
+        self._jobs = SimpleQueue[Callable[[], None] | None]()
+        self._ended = Event()
+        Thread(self._work, "import").start()
+
+    def __call__(self, call: Callable[[], None]) -> None:
+        """Call it there, and return or raise once it has ended, whatever strikes meanwhile. Raises what it raises."""
+        done, errors = Event(), list[BaseException]()
+
+        def job() -> None:
+            try:
+                call()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.set()
+
+        try:
+            self._jobs.put(job)
+            done.wait()
+        except BaseException:
+            self.close()
+            raise
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        """End the thread, once all that it was given is done. Idempotent."""
+        self._jobs.put(None)
+        self._ended.wait()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        self._ended.set()
 
 
 class _Reading:
@@ -159,6 +208,7 @@ class _Importing:
     def __init__(self, config: Config, router: Router | None, reading: _Reading, from_line: int) -> None:
         """Begin one; without a router lines are only looked at."""
         self._router, self._routes = router, config.routes()
+        self._writer = _Writer() if router is not None else None
         self._reading, self._from_line = reading, from_line
         self.done = Imported()
         self.next_line = 1
@@ -222,6 +272,17 @@ class _Importing:
         except AnabranchError as error:
             self.done.left_out.append(str(error))
 
+    def told(self, step: str = "") -> str:
+        """Return a text that says what is imported, and how to go on; `step`: what is to be done before that."""
+        if self._router is None or self.next_line <= self._from_line:
+            return "nothing was imported"
+        return f"all before line {self.next_line} is imported; {step}go on with --from-line {self.next_line}"
+
+    def let_go(self) -> None:
+        """Wait for what is being written. Nothing can be taken any more. Idempotent."""
+        if self._writer is not None:
+            self._writer.close()
+
     # Destinations
 
     def _target(self, text: str) -> tuple[Destination, Store | None]:
@@ -280,8 +341,8 @@ class _Importing:
     def _write(self, bringing: copying.Bringing) -> None:
         page, self._page = self._page, []
         try:
-            if page:
-                bringing.page(page)
+            if page and self._writer is not None:
+                self._writer(partial(bringing.page, page))
         except BaseException:
             self._destination = None  # it has not come as far as the line that is read
             raise

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
+import re
+import signal
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +248,43 @@ def test_what_a_full_store_refuses_is_gone_on_with(
         brought(small, lines)
     (note,) = refused.value.__notes__
     brought(there, lines, from_line=int(note.rpartition(" ")[2]) if "--from-line" in note else 1)
+    assert exported(there) == lines
+
+
+@pytest.mark.parametrize("strikes", ["an error", "a signal"])
+def test_what_ends_an_import_says_with_which_line_to_go_on(
+    tmp_path: Path, strikes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages without ids: none is left out, and none comes twice."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(copying, "PAGE", 8)
+    source, there = (Config(tmp_path / name, [StoreConfig("all", [">"])]) for name in ("source", "there"))
+    with anabranch.open(source) as router:
+        router.queue("a").send_many([b"%d" % number for number in range(30)])
+        router.queue("b").send_many([b"%d" % number for number in range(30)])
+    lines = exported(source)
+    Path("x.jsonl").write_bytes(lines)
+    anabranch.open(there).close()
+    written, written_page = threading.Event(), copying.Bringing.page
+
+    def page(bringing: copying.Bringing, items: Sequence[copying.Item]) -> None:
+        if isinstance(items[0], copying.Stored) and items[0].record.endswith(b"8"):
+            if strikes == "an error":
+                raise OSError(errno.EIO, "Input/output error")
+            signal.raise_signal(signal.SIGINT)  # which strikes the main thread
+            written.wait(0.05)
+        written_page(bringing, items)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copying.Bringing, "page", page)
+        result = CliRunner().invoke(app, ["import", "there", "x.jsonl"])
+    assert result.exit_code == (1 if strikes == "an error" else 130), result.output
+    said = result.stderr.splitlines()
+    assert said[-2].endswith("Input/output error" if strikes == "an error" else "Interrupted.")
+    first = re.fullmatch(r"all before line (\d+) is imported; go on with --from-line \1", said[-1])
+    assert first is not None
+    result = CliRunner().invoke(app, ["import", "there", "x.jsonl", "--from-line", first[1]])
+    assert result.exit_code == 0, result.output
     assert exported(there) == lines
 
 
