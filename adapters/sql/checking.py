@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 
 from ..core.record.place import is_volatile
 from ..core.state.states import Catalog
+from .database import dialects
 from .database.statements import Statements
 
 
@@ -22,7 +23,13 @@ def violations(
 ) -> list[str]:
     """Return each violation, in words. Called while nothing is written. Raises SQLAlchemyError."""
     check = _Check(connection, catalog, statements)
-    return [*check.counts(), *check.subscriptions(), *check.store(branches, last_seq), *check.holds()]
+    return [
+        *dialects.damages(connection),
+        *check.counts(),
+        *check.subscriptions(),
+        *check.store(branches, last_seq),
+        *check.holds(),
+    ]
 
 
 class _Check:

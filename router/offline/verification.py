@@ -24,9 +24,10 @@ from ...adapters.wal.files.record_file import damages as record_damages
 from ...adapters.wal.recovery.mending import Hints, Mender
 from ...policies.config import Config, StoreConfig
 from ...policies.config.adapters import DEFAULT_KIND, load_adapter
-from ...policies.errors import AnabranchError, PlacementError
+from ...policies.errors import AnabranchError, ConfigError, PlacementError
 from ...policies.text import count_of
 from ..placement import bindings
+from ..placement.on_disk import in_force
 from ..placement.on_disk.repartition_progress import NAME as PROGRESS
 from ..placement.record import RECORD, StoreRow
 from ..transactions.decision_log import needed_by
@@ -84,6 +85,11 @@ class _Verifying:
             rows = sorted(table.stores.values(), key=lambda row: row.name) if table is not None else lying_in(directory)
             for row in rows:
                 self.store(row)
+        try:
+            if (text := in_force.text_of(directory)) is not None:
+                in_force.parsed(text, directory, names_suffice=True)
+        except ConfigError as error:
+            self.result.notes.append(str(error))
         self._log(place / bindings.DECISIONS, "the outcome of transactions", Hints(needed_by=needed_by))
         usage = directory / USAGE
         if self._config is not None and self._config.usage is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,6 +177,27 @@ def test_it_does_not_promise_that_a_store_opens_from_which_nothing_is_lost(data:
     assert CliRunner().invoke(app, ["salvage", str(data), "--to", str(mended)]).exit_code == 0
     with anabranch.open(config(mended)) as router:
         assert router.queue("a.x").depth() > 0
+
+
+def test_what_sqlite_finds_in_its_file_is_told(tmp_path: Path) -> None:
+    there = Config(tmp_path / "data", [StoreConfig("a", [">"], sql=SqlOptions())])
+    with anabranch.open(there) as router:
+        for number in range(60):
+            router.queue("q").send(b"-" * 100, message_id=f"name-{number}")
+    path = tmp_path / "data/stores/a/store.db"
+    before = path.read_bytes()
+    (page_bytes,) = struct.unpack_from(">H", before, 16)
+    leaf = next(at for at in range(page_bytes, len(before), page_bytes) if before[at] in (10, 13) and before[at + 4])
+    path.write_bytes(before[: leaf + 7] + bytes([before[leaf + 7] ^ 4]) + before[leaf + 8 :])  # how much of it is free
+    (damage,) = verify(there.directory, there).damages
+    assert (damage.path, damage.reason[:12]) == (str(path.parent), "SQLite says:") and "ragment" in damage.reason
+
+
+def test_a_configuration_in_force_that_does_not_read_is_told(data: Path) -> None:
+    path = data / "in-force.yaml"
+    path.write_text(path.read_text().replace("match", "mat:h", 1))
+    (note,) = verify(data, config(data)).notes
+    assert note.startswith(f"{path}:") and "it may be damaged: give the file" in note
 
 
 def test_a_directory_that_was_killed_is_whole_and_an_open_one_is_refused(data: Path, tmp_path: Path) -> None:

@@ -277,6 +277,16 @@ def compact(connection: Connection) -> int:
     return max(0, before - _size(Path(database)) - _size(Path(f"{database}-wal")))
 
 
+def damages(connection: Connection) -> list[str]:
+    """Return what the database finds damaged in its own file: SQLite compares its tables with their indexes, and its
+    pages with each other. It has no checksums, and does not see a byte that is another one inside a value. A server
+    checks itself. Raises SQLAlchemyError."""
+    if connection.dialect.name != "sqlite":
+        return []
+    found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+    return [f"SQLite says: {one}" for one in found if one != "ok"]
+
+
 def _truncate(connection: Connection) -> None:
     """Truncate SQLite's write-ahead log, without a transaction. This waits for nobody: it would keep the lock for
     writing meanwhile. A reader such as a backup tool may take long. The rest of the log is for the next time."""
