@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from ...adapters.system.background import CoalescedJob, shared
 from ...adapters.system.clock import now_us
 from ...adapters.system.conditions import Event
 from ...adapters.system.directory import StoreDirectory, is_empty
-from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, write_file
+from ...adapters.system.files import FILE_MODE, disk_errors, read_file, sweep_unfinished, sync_directory, write_file
 from ...adapters.wal.segment import Segment
 from ...policies.config.durability import Sync
 from ...policies.errors import AnabranchError, ConfigError, StoreFailedError, StoreLockedError
@@ -142,6 +143,8 @@ class UsageLog:
             if not self.path.exists() or is_empty(self.path):
                 file_mode = self._directory.file_mode
                 self._directory.create(partial(_empty_log, segment_bytes=self._segment_bytes, file_mode=file_mode))
+            with suppress(PermissionError):  # of a directory that another user made
+                sync_directory(self.path.parent)  # who made ours may have been killed before that (D2)
             self._require_version()  # before anything is written: it may be a store's
             try:
                 log_id = self._directory.lock()

@@ -54,6 +54,17 @@ def noise(router: anabranch.Router, chance: random.Random) -> None:
         router._usage.log._buffer.rows.append(chance.randbytes(300 * ROW.size))
 
 
+def test_a_directory_whose_maker_was_killed_gets_its_name_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that a power failure takes the log with it, whatever was written there since (D2)."""
+    anabranch.open(small(tmp_path)).close()
+    synced: list[Path] = []
+    monkeypatch.setattr(log, "sync_directory", synced.append)
+    anabranch.open(small(tmp_path)).close()
+    assert synced == [tmp_path]
+
+
 class Script:
     """A router that records and is stopped and started; what it did, and how much of that was flushed."""
 
