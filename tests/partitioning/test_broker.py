@@ -72,6 +72,12 @@ def test_what_nothing_was_fitted_to_is_no_worse() -> None:
     assert len(errors(fitted=False)) == 9
 
 
+def test_the_figure_lies_within_its_range() -> None:
+    """Of a short trace looks find few files; a store has one nonetheless."""
+    peak = broker_peak(4.4, 5, 5, 5, SEGMENT, catch_all_beside=False)
+    assert peak.low_bytes == 5 * SEGMENT <= peak.bytes <= peak.high_bytes
+
+
 def test_an_adapter_for_all_others_has_a_file_of_its_own() -> None:
     taking, beside = (broker_peak(6.0, 7, 6, 2, SEGMENT, catch_all_beside=one) for one in (False, True))
     assert beside.bytes - taking.bytes == beside.high_bytes - taking.high_bytes == SEGMENT

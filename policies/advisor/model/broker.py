@@ -48,9 +48,10 @@ def broker_peak(
     were out of the way. `catch_all_beside`: whether what the stores do not take has an adapter of its own.
     """
     small = files_most * COMPACTION_FILES if files_compacted < files_most else 0.0
+    least = max(stores, files_compacted - 1)  # an adapter has a file from the broker's start, whenever one looks
     return BrokerPeak(
-        round((files + BESIDE_FILES + catch_all_beside) * segment_bytes),
-        max(stores, files_compacted - 1) * segment_bytes,
+        round((max(files, least) + BESIDE_FILES + catch_all_beside) * segment_bytes),
+        least * segment_bytes,
         round((files_most + small + stores + catch_all_beside) * segment_bytes),
     )
 
