@@ -29,14 +29,21 @@ def human_age(seconds: float) -> str:
     return f"{int(max(seconds, 0))} s"
 
 
+def printable(text: str) -> str:
+    """Return a text with characters escaped that a terminal would take for a command."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a paragraph, of 40 columns at least; no word is broken."""
-    return textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, max(40, width), break_long_words=False, break_on_hyphens=False)
+    return list(map(printable, lines))
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = (), ruled: bool = True) -> list[str]:
     """Return the lines of a table whose first row is its head, with a rule under it if it is `ruled`. `right` has the
     columns that are aligned to the right."""
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

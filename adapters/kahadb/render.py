@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...policies.text import human_bytes, table, wrapped
+from ...policies.text import human_bytes, printable, table, wrapped
 from .explanation import Explanation, FileExplanation, StoreExplanation
 
 _CHAIN_MAX = 6
@@ -21,7 +21,7 @@ def render_text(explanation: Explanation, width: int = 120) -> str:
         lines += [*wrapped(store.summary, width), ""]
         lines += _pending(store, width) + _subscriptions(store) + _transactions(store) + _files(store, width)
     if explanation.damages:
-        lines += ["Damage:"] + [f"  {damage}" for damage in explanation.damages]
+        lines += ["Damage:"] + [f"  {printable(str(damage))}" for damage in explanation.damages]
     return "\n".join(lines).rstrip() + "\n"
 
 

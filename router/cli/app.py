@@ -11,6 +11,7 @@ from ...adapters.system.acceleration import describe_version
 from ...adapters.system.signals import describe, exit_code
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
+from ...policies.text import printable
 
 COMMANDS = {
     "init": "configuration", "check": "configuration", "route": "configuration", "schema": "schema",
@@ -33,7 +34,7 @@ class Failure(click.ClickException):
     them."""
 
     def show(self, file: Any = None) -> None:
-        click.echo(self.message, err=True)
+        click.echo("\n".join(map(printable, self.message.split("\n"))), err=True)
 
 
 class BadInput(Failure):

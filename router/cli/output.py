@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ...policies.outputs import is_elsewhere, local_path
-from ...policies.text import table
+from ...policies.text import printable, table
 from ...policies.units import parse_duration
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def echo_result(as_json: bool, data: Any, *lines: str) -> None:
 def echo_warnings(warnings: Iterable[str]) -> None:
     """Print warnings on stderr, a line each."""
     for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
+        click.echo(f"Warning: {printable(warning)}", err=True)
 
 
 _LABEL_MAX = 32

@@ -15,7 +15,7 @@ from ...adapters.core.store_types import StoreStats
 from ...policies.config import Config
 from ...policies.errors import NoRouteError
 from ...policies.names.destination import Destination, Kind
-from ...policies.text import count_of, human_age, human_bytes
+from ...policies.text import count_of, human_age, human_bytes, printable
 from ..api.consumer import Consumer
 from ..api.dead_letter import dead_letter_of
 from ..api.topic import Subscriber
@@ -25,7 +25,6 @@ from .output import echo_json, echo_result, echo_table, echo_warnings, json_opti
 from .showing import (
     confirm,
     destination_in,
-    printable,
     queue_in,
     queue_named,
     require_known,

@@ -21,7 +21,7 @@ import msgspec
 from ...adapters.core.messages import DEFAULT_PRIORITY, Message
 from ...policies.errors import DestinationError
 from ...policies.names.destination import Destination, Kind, wildcard_in
-from ...policies.text import human_bytes
+from ...policies.text import human_bytes, printable
 from ..api.queue import Queue
 from ..api.topic import Topic
 from ..placement.near_names import alike_name, near_name
@@ -239,11 +239,6 @@ def hint(message: Message) -> str:
     kind = f"{printable(what)}, " if isinstance(what, str) else ""
     more = " ..." if message.size > len(start) else ""
     return f"<{kind}{human_bytes(message.size)}: {start.hex(' ')}{more}>"
-
-
-def printable(text: str) -> str:
-    """Return a text with characters escaped that a terminal would take for a command."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _is_of(message: Message, content_type: str) -> bool:

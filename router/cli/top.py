@@ -17,11 +17,10 @@ import click
 
 from ...adapters.system.durations import Durations
 from ...policies.config import Config
-from ...policies.text import count_of, human_age, table
+from ...policies.text import count_of, human_age, printable, table
 from ..router import Router, inspection_of
 from .directory import on_directory, opened
 from .output import Seconds, shortened
-from .showing import printable
 
 INTERVAL: Final = 2.0
 """Seconds between two looks, unless an interval is given."""

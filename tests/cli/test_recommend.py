@@ -149,3 +149,21 @@ def test_what_activemq_has_not_is_told() -> None:
     assert result.exit_code == 0
     assert "stores.yaml: note: file_mode: ActiveMQ makes files as the broker's umask has them" in result.stderr
     assert json.loads(result.stdout) == answer()
+
+
+def test_names_are_no_commands_to_a_terminal() -> None:
+    """A broker's clients choose them."""
+    names = ["queue://a\x1b[2J" if n % 9 == 0 else "queue://quick" for n in range(600)]
+    rows = [f"{2 * n},{1767571200 + 9 * n},send,{name},{n},900" for n, name in enumerate(names)]
+    rows += [f"{2 * n + 1},{1767571200 + 9 * n},ack,{name},{n}," for n, name in enumerate(names) if n % 9]
+    Path("usage.csv").write_text("\n".join(["seq,ts,op,destination,message_id,body_size", *rows]))
+    result = run("recommend", "--trace", "usage.csv", "--out", "advice", "--engine", "local", "--segment-size", "64KiB",
+                 "--model", "kahadb")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for text in (result.stdout, Path("advice/summary.txt").read_text()):
+        assert r"queue://a\x1b[2J" in text
+        assert "\x1b" not in text
+    Path("usage.csv").write_text("a,b\n\x1b[2J\n")
+    result = run("recommend", "--trace", "usage.csv", "--out", "other", "--engine", "local")
+    assert result.exit_code == 2
+    assert r"\x1b[2J" in result.stderr and "\x1b" not in result.stderr

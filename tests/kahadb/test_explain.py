@@ -237,3 +237,10 @@ def test_an_unreadable_ack_map_is_done_without(tmp_path: Path) -> None:
 )
 def test_sizes_read_well(count: float, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_names_are_no_commands_to_a_terminal(tmp_path: Path) -> None:
+    w.write_file(tmp_path / "db-1.log", w.batch(w.add("a\x1b[2J", "m:\x1b1"), w.subscribe("t\x07", "k\x1b")))
+    text = render_text(explain(tmp_path))
+    assert r"queue://a\x1b[2J" in text
+    assert not {"\x1b", "\x07"} & set(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from ...text import human_bytes, table
+from ...text import human_bytes, printable, table
 from ...units import format_size
 from ..advice.answer import cap_sentence, headline, is_compacting, listed, moves, next_step, peak_bytes, rest_note
 from ..advice.recommendation import Candidate, Recommendation
@@ -39,10 +39,11 @@ def render_text(recommendation: Recommendation, width: int = 80, out: str | None
 def _wrapped(text: str, width: int, indent: str = "", label: str = "") -> str:
     """Wrap a text at `width` columns. `label` stands before the first line; later ones begin below what follows it."""
     hanging = indent + " " * len(label)
-    return textwrap.fill(
+    lines = textwrap.wrap(
         text, max(width, 40), initial_indent=indent + label, subsequent_indent=hanging,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
+    return "\n".join(map(printable, lines))
 
 
 def _sharing(recommendation: Recommendation, width: int) -> list[str]:
@@ -66,7 +67,8 @@ def _moves(recommendation: Recommendation, width: int) -> list[str]:
     lines = []
     for move in found[:_STORES_MAX]:
         source = f" (from {move.before})" if move.before is not None else ""
-        lines.append(_wrapped(listed(move.destinations, _NAMES_MAX) + source, width, "  ", move.store.ljust(room + 2)))
+        names = listed(tuple(map(printable, move.destinations)), _NAMES_MAX)
+        lines.append(_wrapped(names + source, width, "  ", move.store.ljust(room + 2)))
     if len(found) > _STORES_MAX:
         lines.append(f"  and {len(found) - _STORES_MAX} more, in stores.yaml")
     if recommendation.has_rest:

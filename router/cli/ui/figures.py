@@ -12,7 +12,7 @@ from ....adapters.core.messages import Message, T
 from ....adapters.core.store_types import StoreStats, SubscriptionKey
 from ....policies.errors import DestinationError
 from ....policies.names.destination import Destination
-from ....policies.text import count_of, human_bytes
+from ....policies.text import count_of, human_bytes, printable
 from ...api.consumer import Consumer
 from ...api.dead_letter import PREFIX, dead_letter_of
 from ...api.queue import Queue
@@ -22,7 +22,7 @@ from ...upkeep.explanation_text import SEGMENT_HEADS, other_text, segment_rows, 
 from ...upkeep.overview import by_waiting
 from ..operating import health_shown
 from ..queues import HEADS, require_lasting_sources, row_of, shown
-from ..showing import hint, plain_value, printable, text_of
+from ..showing import hint, plain_value, text_of
 from ..top import Look, look_at, rows_of_stores
 
 Table = dict[str, Any]
