@@ -266,7 +266,7 @@ def test_options_that_make_no_sense_are_all_named() -> None:
         assert piece in text
     with pytest.raises(ConfigError, match=r"disk_gib \(--disk-gib\) is inf; it must be above 0, and finite"):
         RecommendOptions(disk_gib=float("inf")).check()
-    with pytest.raises(ConfigError, match="at least 64KiB and at most 1GiB"):
+    with pytest.raises(ConfigError, match=r"is 4096: expected at least 64KiB and at most 1GiB"):
         RecommendOptions(segment_bytes=4096).check()
     with pytest.raises(ConfigError, match=r"routes queue://slow\.a nowhere"):
         current = in_force({"fast": ["fast.>"]})

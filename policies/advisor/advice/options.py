@@ -90,9 +90,8 @@ class RecommendOptions:
             try:
                 JournalOptions(segment_size=int(self.segment_bytes))
             except ConfigError as error:
-                problems += [
-                    f"{_named('segment_bytes')} is {self.segment_bytes}: {problem}" for problem in error.problems
-                ]
+                named = f"{_named('segment_bytes')} is {self.segment_bytes}: "
+                problems += [named + problem.message.removeprefix("segment_size: ") for problem in error.problems]
         if problems:
             raise ConfigError(problems)
 
