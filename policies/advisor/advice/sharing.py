@@ -147,7 +147,8 @@ def _needs(destinations: Sequence[NodesOfDestination]) -> str:
 
 def _crossed(one: NodesOfDestination) -> str:
     flows = ", ".join(f"{flow.source} to {flow.target} {flow.messages:,}" for flow in one.flows)
-    share = f"{100 * one.crossed_messages / max(one.messages, 1):.0f} %"
+    percent = 100 * one.crossed_messages / max(one.messages, 1)
+    share = "over 99 %" if 99.5 <= percent < 100 else f"{percent:.0f} %"
     return f"{one.name}: {one.crossed_messages:,} of {count_of(one.messages, 'message')} crossed, {share} ({flows})."
 
 
