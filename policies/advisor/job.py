@@ -145,7 +145,7 @@ def _answer(
     engine: Engine, constraints: Constraints, choice: _Choice, tried: list[dict[str, Any]], report: Progress
 ) -> Recommendation:
     options, partitions = choice.options, choice.partitions
-    candidates = candidates_of(engine, partitions, options)
+    candidates = candidates_of(engine, constraints, partitions, options)
     return Recommendation(
         recommended=candidates[0],
         candidates=tuple(candidates),

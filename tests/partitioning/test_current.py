@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 import anabranch
-from anabranch import Config, JournalOptions, StoreConfig, Sync
+from anabranch import Config, JournalOptions, MemoryOptions, StoreConfig, Sync
 from anabranch.policies.advisor import (
     CurrentConfig,
     Recommendation,
@@ -229,6 +229,22 @@ def test_a_configuration_that_is_best_is_left_as_it_is(tmp_path: Path) -> None:
     answer = recommend(table, RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config)))
     assert render_text(answer).startswith("Leave it as it is: the journals take ")
     assert revised(answer, tmp_path) == config
+
+
+def test_what_costs_less_and_is_not_possible_is_no_alternative(tmp_path: Path) -> None:
+    """One store would spare the syncs of transactions over both, and no store is a journal and in memory."""
+    events = [
+        UsageEvent(0, float(n // 4), ("send", "ack")[n % 4 // 2], f"queue://{'ab'[n % 2]}", str(n // 4), 0, str(n // 4))
+        for n in range(2000)
+    ]
+    events = [event._replace(seq=n, body_size=100 if event.op == "send" else None) for n, event in enumerate(events)]
+    config = Config(tmp_path / "data", [StoreConfig("a", ["a"], memory=MemoryOptions()), StoreConfig("b", ["b"])])
+    answer = recommend(from_events(events), RecommendOptions(engine="local", current=CurrentConfig(config)))
+    assert answer.candidate("all-together").cost < answer.recommended.cost / 2
+    assert {one.name for one in answer.candidates if not one.possible} == {"all-together"}
+    text = " ".join(render_text(answer).split())
+    assert text.startswith("Leave it as it is: ") and "; no other division that is possible costs less." in text
+    assert "Not possible, but to compare with: all-together." in text
 
 
 def test_where_filters_would_take_others_along_names_are_written(tmp_path: Path) -> None:

@@ -82,12 +82,11 @@ def _shared(recommendation: Recommendation) -> str:
 
 
 def _alternative(recommendation: Recommendation) -> str:
-    """Say what the best other division would save."""
-    best = recommendation.recommended
-    saved = max((best.cost - other.cost for other in recommendation.candidates), default=0.0)
-    if saved <= best.cost * _NOTABLE:
+    """Say that none is better. One that costs notably less can only be one that is not possible, or above the cap."""
+    limit = recommendation.recommended.cost * (1 - _NOTABLE)
+    if all(other.cost >= limit for other in recommendation.candidates):
         return "no other division tried costs less"
-    return f"the best other division tried would save {saved / best.cost:.0%} of the cost".replace("%", " %")
+    return "no other division that is possible costs less"
 
 
 def _savings(best: Candidate, base: Candidate) -> list[str]:

@@ -13,6 +13,7 @@ from ..model.cost_model import Partition, Retention, canonical, lasting_peak
 from ..model.engine import Engine
 from ..search.catch_all import catch_all_store
 from ..search.patterns import filters
+from ..search.search import Constraints, keeps
 from .options import RecommendOptions
 from .recommendation import Candidate, StorePlan, store_names
 from .revision import names_beside
@@ -22,13 +23,19 @@ CHANGES_MAX = 50
 
 
 def candidates_of(
-    engine: Engine, partitions: Mapping[str, tuple[Partition, Retention]], options: RecommendOptions
+    engine: Engine,
+    constraints: Constraints,
+    partitions: Mapping[str, tuple[Partition, Retention]],
+    options: RecommendOptions,
 ) -> list[Candidate]:
     """Make the candidates, in the order given, which begins with `recommended`; `partitions` is by name."""
     peaks = broker_peaks(engine, [partition for partition, _ in partitions.values()], options)
     policies = policies_of(engine, options)
     candidates = [
-        _candidate(engine, name, partition, figures, policies, peaks.get(partition), options)
+        replace(
+            _candidate(engine, name, partition, figures, policies, peaks.get(partition), options),
+            possible=keeps(partition, constraints),
+        )
         for name, (partition, figures) in partitions.items()
     ]
     if options.current is not None:

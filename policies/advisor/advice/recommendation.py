@@ -76,6 +76,8 @@ class Candidate:
     """The copies of the message that is copied most often."""
     broker_peak: BrokerPeak | None = None
     """The disk that ActiveMQ is to be expected to take, under its model."""
+    possible: bool = True
+    """Whether it could be recommended: it joins nothing that has to be apart, and keeps pins and the most stores."""
 
     @property
     def catch_all(self) -> str | None:

@@ -100,6 +100,11 @@ def _candidate() -> dict[str, Any]:
                 "description": "What ActiveMQ is to be expected to have at the peak; null under Anabranch's model.",
                 "anyOf": [{"type": "null"}, {"$ref": "#/$defs/broker_peak"}],
             },
+            "possible": _with(
+                {"type": "boolean"},
+                "Whether it could be recommended: it joins nothing that has to be apart, and keeps pins and the most "
+                "stores.",
+            ),
         },
     )
 

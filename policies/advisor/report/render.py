@@ -123,8 +123,10 @@ def _rows(recommendation: Recommendation, columns: Columns) -> list[str]:
 def candidate_note(recommendation: Recommendation) -> str:
     """Tell what the headings of that table mean."""
     kahadb = recommendation.parameters["model"] == "kahadb"
+    impossible = ", ".join(one.name for one in recommendation.candidates if not one.possible)
+    beside = f" Not possible, but to compare with: {impossible}." if impossible else ""
     costs = f"disk over time, stores, spanning tx{'' if kahadb else ', copying'}"
-    note = f"spanning tx: transactions over several stores. cost: {costs}."
+    note = f"spanning tx: transactions over several stores. cost: {costs}.{beside}"
     if kahadb:
         return f"peak disk: what is to be expected of a broker, and between which it lies. {note}"
     if not is_compacting(recommendation):
