@@ -25,6 +25,7 @@ import sqlalchemy
 
 import anabranch
 import anabranch.aio
+from anabranch.policies.advisor import Workload
 from anabranch.policies.config import loads
 from anabranch.router.cli.app import app
 
@@ -375,6 +376,11 @@ def test_the_trace_of_the_advisors_page_is_read(tmp_path: Path) -> None:
     (tmp_path / "usage.csv").write_text(trace)
     run(command, tmp_path)
     assert {file.name for file in (tmp_path / "advice").iterdir()} >= {"stores.yaml", "summary.txt"}
+
+
+def test_the_workload_of_the_advisors_page_is_whole() -> None:
+    shown = next(text for text in indented("docs/advisor.md") if text.startswith("name: shop"))
+    assert len(Workload.parse(shown).destinations) == 4
 
 
 def test_the_entry_point_of_a_store_of_a_third_party_is_as_shown() -> None:
