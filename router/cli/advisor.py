@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from ...policies.advisor.trace.events import NodeLog
 from ...policies.config import loads
@@ -371,6 +372,11 @@ def recommend_command(
     logs: tuple[NodeLog, ...] = ()
     trace: Path | str | pa.Table | Workload
     if kahadb_directory is not None:
+        if ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
+            click.echo(
+                "Note: this predicts Anabranch's journals, which compact, and not the broker's own; "
+                "for ActiveMQ add --model kahadb.", err=True,
+            )  # fmt: skip
         trace, warnings = _kahadb_trace(kahadb_directory)
         if figures["model"] == "kahadb" and options.current is None and not segment_sizes:
             segment_sizes = _broker_size(kahadb_directory)

@@ -412,6 +412,7 @@ def test_a_recommendation_from_a_broker_takes_the_size_of_its_files(tmp_path: Pa
         assert result.exit_code == 0, result.stderr
         assert [one["segment_bytes"] for one in json.loads(result.stdout)["parameters"]["segment_sizes"]] == sizes
         assert ("Files of 64KiB, as the broker has them" in result.stderr) is bool(more)
+        assert ("for ActiveMQ add --model kahadb" in result.stderr) is not bool(more)
 
 
 def test_explain(tmp_path: Path) -> None:
