@@ -9,8 +9,8 @@ A part returns before its result is stored, and the last one calls the chord's b
 SUCCESS, Celery acks its task even where the process that executed it has died, and does no more for the chord. It also
 passes over the parts behind a failed task once their results are FAILURE.
 
-A chord is kept as long as each part returns in `result_chord_expires` after the one before, or in `result_expires` if
-that is not set.
+A chord is kept until its first part has returned, and then as long as each part returns in `result_chord_expires` after
+the one before, or in `result_expires` if that is not set.
 """
 
 from __future__ import annotations
@@ -134,6 +134,11 @@ class Backend(KeyValueStoreBackend):
         return super().wait_for(task_id, left, interval, no_ack, on_interval)
 
     # Chords
+
+    def _apply_chord_incr(self, header_result_args: Any, body: Any, **given: Any) -> None:
+        """Keep a chord's list of parts, however long these wait for a worker."""
+        super()._apply_chord_incr(header_result_args, body, **given)
+        self._results.touch(self.get_key_for_group(header_result_args[0]), None)
 
     def store_result(
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **options: Any
