@@ -334,6 +334,28 @@ def test_a_transaction_that_has_voted_ends_meanwhile(striking: Striking, end: st
         assert take(other.queue("q"), PATIENCE).body == b"x" and bodies(other, "done") == []
 
 
+def test_what_goes_back_meanwhile_holds_up_no_thread_and_no_call(striking: Striking) -> None:
+    """More of it than the socket takes."""
+    stores(striking, "journal")
+    count, size = 12, 1000
+    with striking.client() as router, striking.client() as other:
+        queue = router.queue("q")
+        transactions = [router.transaction() for _ in range(count)]
+        for transaction in transactions:
+            queue.send_many([b"x"] * size)
+            for message in queue.receive_many(size):
+                transaction.ack(message)
+        with stopped(striking):
+            with pytest.raises(OutcomeUnknownError):
+                queue.send(b"y")
+            for transaction in transactions:
+                transaction.rollback()
+            eventually(lambda: len(router._store._going_back) > 0)  # type: ignore[attr-defined]
+            with pytest.raises(StoreFailedError, match="Nothing was done"):
+                queue.send(b"z")
+        eventually(lambda: other.queue("q").counts()[:2] == (count * size + 1, 0))
+
+
 def test_what_nobody_holds_is_given_back_once_the_owner_goes_on(striking: Striking) -> None:
     stores(striking, "journal")
     with striking.client() as router, striking.client() as other:

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from ....adapters.system.background import shared
 from ....adapters.system.conditions import Event, Thread, unless_busy
-from ....policies.errors import AnabranchError, router_closed
+from ....policies.errors import AnabranchError, StoreFailedError, router_closed
 from ...api.reentry import waits_for_message
 from .. import protocol
 from ..descriptors import CLOSED_ON_EXEC, READ_BYTES, SPACE, send
@@ -172,6 +172,8 @@ class Connection(Exchange):
 
     def _send(self, asked: Asked) -> None:
         frame, fd = self._framed(asked.number, asked.request)
+        if self._is_silent:  # first: whoever sends may wait for an owner that takes nothing
+            self._require_life(asked)
         with self._sending:
             if self.is_closed:
                 raise router_closed()
@@ -196,11 +198,16 @@ class Connection(Exchange):
                 asked.is_sent = self._write(link, frame, fd, asked)
             except OSError:
                 link.cut()
+            except StoreFailedError:
+                link.sends = False
+                del self._unanswered[asked.number]
+                raise
             link.sends = False
 
     def _write(self, link: _Link, data: bytes, fd: int, asked: Asked | None = None) -> bool:
         """Send bytes over a link; return whether they have gone. Those of a request that is given up need not. With
-        `_sending` held. Raises OSError, also where half of a request has gone."""
+        `_sending` held. Raises OSError, also where half of a request has gone, and StoreFailedError for one of which
+        nothing goes, since the owner does not answer: else all who send would wait for it."""
         sent = 0
         while True:
             try:
@@ -218,6 +225,8 @@ class Connection(Exchange):
                 if sent:
                     raise BrokenPipeError
                 return False
+            if asked is not None and self._is_silent and not sent:
+                raise heartbeat.refused(self.owner_pid, self.directory)
 
     def _look(self, link: _Link) -> None:
         """Read what has come, without waiting. With `_reading` held."""

@@ -26,7 +26,7 @@ from ...api.transaction import Transaction
 from ...upkeep.dead_letters import SWEEP_SECONDS
 from ..protocol import Ack, Call, Held, Request, Settle, destination_of, unpack_error
 from .bodies import Bodies, RemoteBody, taken_out
-from .exchange import Exchange
+from .exchange import RETRY_SECONDS, Exchange
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -128,6 +128,10 @@ class RemoteLeases:
         """What this client holds, by token. One that nobody has is none: who was given it was interrupted."""
         self._kept: dict[str, RemoteLease] = {}
         """Those whose tokens somebody has."""
+        self._going_back: deque[Request] = deque()
+        """Requests that give back what nobody here holds, of which an owner that does not answer has yet to hear."""
+        self._is_retried = False
+        """They are told soon."""
 
     def ask(
         self, request: Request, on_answer: Callable[[Any], Any] | None = None,
@@ -161,6 +165,8 @@ class RemoteLeases:
         self._leases.clear()
         self._kept.clear()
         self.bodies.unused.clear()
+        self._going_back.clear()
+        self._is_retried = False
 
     # What comes
 
@@ -206,10 +212,26 @@ class RemoteLeases:
         """Give leases back that nobody has seen, or as this request says, however long the owner does not answer."""
         for token in tokens:
             self._ended(token, RELEASED if request is None else ROLLED_BACK)
-        try:
-            self.connection.ask(request or Settle(tokens, Settlement.RELEASE, delivered=False), is_patient=True)
-        except AnabranchError as error:
-            log.debug("messages could not be given back: %s", error)
+        self._going_back.append(request or Settle(tokens, Settlement.RELEASE, delivered=False))
+        self._tell_going_back()
+
+    def _tell_going_back(self) -> None:
+        """Tell the owner what goes back. While it does not answer no thread waits for it."""
+        self._is_retried = False
+        for _ in range(len(self._going_back)):
+            try:
+                request = self._going_back.popleft()
+            except IndexError:  # another thread tells them too
+                break
+            try:
+                self.connection.ask(request)
+            except AnabranchError as error:
+                log.debug("messages could not be given back: %s", error)
+                if type(error) is StoreFailedError:  # it has heard nothing; else it does it, or the next one does
+                    self._going_back.append(request)
+        if self._going_back and not self._is_retried:
+            self._is_retried = True
+            self.connection.schedule(RETRY_SECONDS, self._tell_going_back)
 
     # Moving leases
 
