@@ -37,7 +37,7 @@ from ..transactions.decision_log import DecisionLog
 if TYPE_CHECKING:
     from ..placement.registry import StoreRegistry
 
-TRIES: Final = 10
+TRIES: Final = 50
 """How often a moment is looked for in which no store comes or goes."""
 
 
@@ -103,15 +103,17 @@ class _Backup:
     def __init__(self, registry: StoreRegistry, decisions: DecisionLog, making: Path) -> None:
         self._registry, self._decisions, self._making = registry, decisions, making
         self._mode = registry.config.file_mode
+        self._rows: Mapping[bytes, StoreRow] = {}
+        """The stores of this try."""
 
     def run(self, target: Path) -> BackedUp:
         for _ in range(TRIES):
-            rows = dict(self._registry.table.stores)
+            self._rows = dict(self._registry.table.stores)
             try:
-                found = self._tried(rows, target)
+                found = self._tried(target)
             except (AnabranchError, OSError) as error:
                 self._registry.require_open()
-                if self._registry.table.stores == rows and not isinstance(error, ClosedError):
+                if self._registry.table.stores == self._rows and not isinstance(error, ClosedError):
                     raise
                 found = None  # one of them was just removed, or is about to be
             if found is not None:
@@ -120,20 +122,34 @@ class _Backup:
             new_directory(self._making, self._mode)
         raise StoreFailedError("stores come and go all the time, and no moment was found to copy them at; try again")
 
-    def _tried(self, rows: Mapping[bytes, StoreRow], target: Path) -> BackedUp | None:
-        """Copy these stores. None: others are there by now. Raises also where one of them is just removed."""
+    def _tried(self, target: Path) -> BackedUp | None:
+        """Copy all stores. None: others are there by now. Raises also where one of them is just removed."""
         with ExitStack() as kept:
-            stores = {row: self._copier(row, kept) for row in sorted(rows.values(), key=lambda row: row.path)}
+            stores = self._copiers(kept)
             decisions = self._decisions.copier()
             if decisions is not None:
                 kept.enter_context(decisions.kept())
             self._registry.table.flush()  # else the file names stores that are gone
             began = monotonic()
-            if not self._at_one_moment(rows, stores, decisions):
+            if not self._at_one_moment(stores, decisions):
                 return None
             seconds = monotonic() - began
             size = self._copy(stores, decisions)
             return BackedUp(str(target), tuple(sorted(row.name for row in stores)), size, seconds)
+
+    def _copiers(self, kept: ExitStack) -> dict[StoreRow, StoreCopier | None]:
+        """Return what copies each store, also those that come meanwhile: then few come before the moment."""
+        found: dict[StoreRow, StoreCopier | None] = {}
+        while new := set(self._rows.values()) - found.keys():
+            for row in new:
+                try:
+                    found[row] = self._copier(row, kept)
+                except (AnabranchError, OSError):
+                    if row.store_id in self._registry.table.stores:
+                        raise
+                    found[row] = None  # it was just removed
+            self._rows = dict(self._registry.table.stores)
+        return {row: found[row] for row in sorted(self._rows.values(), key=lambda row: row.path)}
 
     def _copier(self, row: StoreRow, kept: ExitStack) -> StoreCopier | None:
         """Return what copies a store, which is kept as it is from now on; None for one that keeps nothing."""
@@ -149,7 +165,6 @@ class _Backup:
 
     def _at_one_moment(
         self,
-        rows: Mapping[bytes, StoreRow],
         stores: Mapping[StoreRow, StoreCopier | None],
         decisions: LogCopier | None,
     ) -> bool:
@@ -166,7 +181,7 @@ class _Backup:
                 if (directory / PROGRESS).exists():
                     raise PlacementError(f"{directory} is being repartitioned; back it up once that is done")
                 if (
-                    table.stores != rows
+                    table.stores != self._rows
                     or table.has_leaving
                     or (decisions is None and self._decisions.copier() is not None)
                 ):

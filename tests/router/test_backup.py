@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, PlacementError, Router, SqlOptions, StoreConfig
+from anabranch.adapters.core.migration.backup import StoreCopier
 from anabranch.router.cli.app import app
 from anabranch.router.offline.verification import verify
+from anabranch.router.placement.record import StoreRow
 from anabranch.router.router import inspection_of
+from anabranch.router.upkeep import backup
 from anabranch.router.upkeep.backup import _Backup
 
 TOKENS = 12
@@ -186,6 +190,28 @@ def test_a_store_that_is_removed_is_in_it_whole_or_not_at_all(
     with anabranch.open(here) as router:
         assert {one.name: router.queue(one).depth() for one in router.destinations()} == there
     assert when == "as it copies" or len(there) == 1
+
+
+def test_stores_that_come_while_others_are_looked_at_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comes each time the one before is looked at, so that all are never there when it is begun anew."""
+    count = 6
+    usual = _Backup._copier
+    monkeypatch.setattr(backup, "TRIES", 3)
+    with anabranch.open(config(tmp_path / "data")) as router:
+
+        def copier(self: _Backup, row: StoreRow, kept: ExitStack) -> StoreCopier | None:
+            last = row.name.removeprefix("per:queue://p.")
+            if last.isdigit() and int(last) < count and not router.exists(f"p.{int(last) + 1}"):
+                router.queue(f"p.{int(last) + 1}").send(b"x")
+                router.queue("p.gone").send(b"x")
+                router.queue("p.gone").delete()
+            return usual(self, row, kept)
+
+        router.queue("p.0").send(b"x")
+        monkeypatch.setattr(_Backup, "_copier", copier)
+        found = inspection_of(router).backup(str(tmp_path / "copy"))
+    assert sorted(found.stores) == sorted(f"per:queue://p.{number}" for number in range(count + 1))
+    assert verify(tmp_path / "copy", config(tmp_path / "copy")).damages == []
 
 
 def test_the_command_copies_an_open_directory_and_a_closed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
