@@ -29,6 +29,7 @@ from typing import Final
 from ...policies.advisor.trace.events import UsageEvent
 from ...policies.errors import DestinationError, TraceError
 from ...policies.names.destination import Destination
+from ...policies.text import count_of
 from .commands import AddMessage, RemoveMessage, UpdateMessage
 from .entries import Entry, Outcome, Outcomes, Transaction, broker_time, decided, message_info, read_entries
 from .files import Damage, KahaDirectory, StoreFiles, find_stores, name_range
@@ -88,18 +89,23 @@ class Findings:
             names = ", ".join(self.missing_files)
             lines.append(f"files that ActiveMQ removed are not in the trace: {names}; set archiveDataLogs to keep them")
         if self.acks_unknown:
-            lines.append(f"{self.acks_unknown} acks are of messages that were sent before the trace begins")
+            count = count_of(self.acks_unknown, "ack")
+            lines.append(f"{count} of messages that were sent before the trace begins")
         if self.nameless:
-            lines.append(f"{self.nameless} operations are not in the trace: their destinations' names are none here")
+            count = count_of(self.nameless, "operation")
+            lines.append(f"{count} of destinations whose names are none here: not in the trace")
         if self.updates:
+            count = count_of(self.updates, "rewrite")
             lines.append(
-                f"{self.updates} times a message was written again as it was redelivered: the model kahadb keeps it "
-                "where it was first sent, so its figures, that of one store above all, may be too high"
+                f"{count} of messages that were redelivered: the model kahadb "
+                "keeps these where they were first sent, so its figures, that of one store above all, may be too high"
             )
         if self.prepared:
-            lines.append(f"{len(self.prepared)} prepared transactions are not in the trace: {', '.join(self.prepared)}")
+            count = count_of(len(self.prepared), "prepared transaction")
+            lines.append(f"{count} not in the trace: {', '.join(self.prepared)}")
         if opened := self.transactions.get(Outcome.OPEN.value):
-            lines.append(f"{opened} transactions are not in the trace: still open where the journal ends")
+            count = count_of(opened, "transaction")
+            lines.append(f"{count} still open where the journal ends: not in the trace")
         lines += [f"{path} was not read: the live directory has that file too" for path in self.shadowed]
         return tuple(lines)
 
@@ -338,6 +344,8 @@ def _report_gaps(files: StoreFiles, report: Report) -> None:
 
 
 def _gap_lines(files: StoreFiles) -> list[str]:
-    if files.has_archive or not files.gaps:
+    if files.has_archive or not files.files:
         return []
-    return [f"{files.name} " + ", ".join(name_range(first, last) for first, last in files.gaps)]
+    begin = files.files[0].number  # a broker numbers from 1
+    gone = [*([(1, begin - 1)] if begin > 1 else []), *files.gaps]
+    return [f"{files.name} " + ", ".join(name_range(first, last) for first, last in gone)] if gone else []

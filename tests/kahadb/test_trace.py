@@ -69,6 +69,16 @@ def test_findings_of_the_mixed_journal(mixed: Path) -> None:
     assert len(findings.warnings()) == 3  # the files that are gone, the acks, the redeliveries
 
 
+def test_files_before_the_first_are_told(tmp_path: Path) -> None:
+    w.write_file(tmp_path / "db-7.log", w.batch(w.add("a", "m:1")))
+    w.write_file(tmp_path / "db-9.log", w.batch(w.remove("a", "m:1")))
+    found = usage_trace(tmp_path).findings
+    assert found.missing_files == (f"{tmp_path.name} db-1.log to db-6.log, db-8.log",)
+    (tmp_path / "archive").mkdir()
+    w.write_file(tmp_path / "archive" / "db-8.log", w.batch(w.add("a", "m:2")))
+    assert not usage_trace(tmp_path).findings.missing_files  # where an archive begins is where it was begun
+
+
 def test_findings_of_all_kinds(kinds: Path) -> None:
     trace = usage_trace(kinds)
     events = list(trace)
@@ -209,7 +219,7 @@ def test_the_next_event_of_the_destination_carries_an_update(tmp_path: Path) -> 
         ("ack", size_of(w.remove("a", "m:1")) + size_of(again)),
     ]
     (warning,) = usage_trace(tmp_path).findings.warnings()
-    assert warning.startswith("1 times a message was written again")
+    assert warning.startswith("1 rewrite of messages that were redelivered")
 
 
 def test_an_update_of_a_message_whose_send_is_gone_is_its_send(tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_operations_of_names_that_are_none_here_are_left_out_and_counted(tmp_pat
     trace = usage_trace(tmp_path)
     assert from_events(trace).column("destination").to_pylist() == ["queue://a"]
     assert trace.findings.nameless == 4
-    assert any(line.startswith("4 operations are not in the trace") for line in trace.findings.warnings())
+    assert any(line.startswith("4 operations of destinations whose names are none here") for line in trace.findings.warnings())
     assert sum(e.size for e in trace) + trace.findings.bytes_other == trace.findings.bytes_total
 
 
