@@ -14,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, Final, NamedTuple
 
 from .commands import CommandError, RewrittenDataFile, decode
@@ -226,7 +227,7 @@ class Journal:
         unmarked: list[tuple[JournalFile, int, bool]] = []
         marked, checked, done = False, False, 0
         last = self.write_file()
-        sources = {file: _source(file) for file in self.files.files}
+        sources = {file: _source(self._heads[file.number]) for file in self.files.files}
         for file in sorted(self.files.files, key=lambda file: (sources[file] or file.number, file.number)):
             is_copy = sources[file] is not None  # of another time: its checksums say nothing of those beside it
             is_last = last is not None and file.number == last.number
@@ -258,7 +259,7 @@ class Journal:
         Compaction files get numbers above that of the file being written.
         """
         for file in reversed(self.files.files):
-            head = _head(file)
+            head = self._heads[file.number]
             if head[:16] == BATCH_MAGIC and head[33:34] != bytes([REWRITTEN_FILE]):
                 return file
         return self.files.files[-1] if self.files.files else None
@@ -266,8 +267,12 @@ class Journal:
     def looks_like_one(self) -> bool:
         """Return whether any file begins as a journal file does; tells a damaged journal from something else
         altogether."""
-        heads = [_head(file) for file in self.files.files]
-        return any(head[:16] == BATCH_MAGIC or head[:5] == END_MARK for head in heads)
+        return any(head[:16] == BATCH_MAGIC or head[:5] == END_MARK for head in self._heads.values())
+
+    @cached_property
+    def _heads(self) -> dict[int, bytes]:
+        """The first bytes of each file by number. They are read once, so that files have one order in each reading."""
+        return {file.number: _head(file) for file in self.files.files}
 
 
 def _head(file: JournalFile) -> bytes:
@@ -278,9 +283,9 @@ def _head(file: JournalFile) -> bytes:
         return b""  # reported when the file is read
 
 
-def _source(file: JournalFile) -> int | None:
-    """Return the number of the file whose acks this one holds copies of; None where ack compaction did not make it."""
-    head = _head(file)
+def _source(head: bytes) -> int | None:
+    """Return the number of the file whose acks the one with this head holds copies of; None where ack compaction did
+    not make it."""
     if head[:16] != BATCH_MAGIC or head[33:34] != bytes([REWRITTEN_FILE]):
         return None
     try:

@@ -6,8 +6,10 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -282,3 +284,17 @@ def test_a_file_that_vanishes_between_the_readings_is_named(mixed: Path, tmp_pat
     assert list(trace)
     vanished = [d for d in trace.findings.damages if "vanished" in d.reason]
     assert [Path(d.path).name for d in vanished] == ["db-12.log"]
+
+
+def test_each_file_is_opened_once_a_reading(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more for its head, whatever number of readings."""
+    opened: Counter[str] = Counter()
+    real = Path.open
+
+    def counted(path: Path, *given: Any, **more: Any) -> Any:
+        opened[path.name] += path.suffix == ".log"
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", counted)
+    list(usage_trace(mixed))
+    assert {count for name, count in opened.items() if name.endswith(".log")} == {3}  # outcomes, events, its head
