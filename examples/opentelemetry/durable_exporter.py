@@ -16,6 +16,7 @@ collector. While that is down or unreachable they wait on disk, over restarts of
 
 from __future__ import annotations
 
+import http.client
 import logging
 import threading
 import urllib.error
@@ -69,9 +70,15 @@ class Forwarder:
     def _run(self) -> None:
         context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # or it would make spans of its own
         while not self._stopping.is_set():
-            message = self._queue.receive(timeout=0.5)
-            if message is not None and not self._posted(message):
-                message.release(delivered=False)
+            try:
+                message = self._queue.receive(timeout=0.5)
+                is_well = message is None or self._posted(message)
+                if message is not None and not is_well:
+                    message.release(delivered=False)
+            except anabranch.AnabranchError:  # its owner is stopped, say
+                log.exception("the queue of spans cannot be used")
+                is_well = False
+            if not is_well:
                 self._stopping.wait(self._retry_seconds)
 
     def _posted(self, message: anabranch.Message) -> bool:
@@ -86,7 +93,7 @@ class Forwarder:
                 return False
             log.error("the collector refuses spans: %s", error)
             message.reject(error)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             log.warning("the collector cannot be reached: %s", error)
             return False
         return True

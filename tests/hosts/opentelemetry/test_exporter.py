@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from examples.opentelemetry.durable_exporter import DurableSpanExporter, Forwarder
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -86,3 +88,31 @@ def test_spans_wait_for_a_collector(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert collected.read_text().split() == ["first", "second", "third", "fourth"], "its own sends make no spans"
+
+
+def test_spans_wait_for_what_answers_nonsense_and_for_a_queue_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"]
+    errors = [anabranch.StoreFailedError("the owner is stopped")]
+    receive = anabranch.Queue.receive
+
+    def received(queue: anabranch.Queue, *given: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return receive(queue, *given, **options)
+
+    monkeypatch.setattr(anabranch.Queue, "receive", received)
+    with anabranch.open(tmp_path / "data") as router, socket.create_server(("127.0.0.1", 0)) as server:
+        queue = router.queue("spans")
+        queue.send(b"x")
+        forwarder = Forwarder(queue, f"http://127.0.0.1:{server.getsockname()[1]}/", retry_seconds=0.01)
+        for answer in answers:
+            taken, _ = server.accept()
+            with taken:
+                taken.recv(65536)
+                taken.sendall(answer)
+        deadline = time.monotonic() + PATIENCE
+        while queue.depth():
+            assert time.monotonic() < deadline
+        forwarder.stop()
