@@ -39,7 +39,8 @@ class DurableQueue:
 
     def put_nowait(self, record: logging.LogRecord | None) -> None:  # None: the listener is told to stop
         # QueueHandler has made its message a text, and taken out the exception's traceback.
-        self._last = self._queue.send_nowait(json.dumps(record and vars(record), default=str).encode())
+        body = json.dumps(record and vars(record), default=str).encode()
+        self._last = self._queue.send_nowait(body, persistent=record is not None)  # it is for this listener alone
 
     put = put_nowait
 

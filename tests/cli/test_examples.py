@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,19 @@ def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (process.exitcode, err.read_text()) == (0, "")
     assert SAYS[name] in out.read_text()
     assert not list(here.iterdir())
+
+
+def test_a_listener_of_log_records_is_not_stopped_by_what_was_to_stop_the_one_before(tmp_path: Path) -> None:
+    from examples.log_records import DurableQueue, opened
+
+    with opened(str(tmp_path)) as router:
+        queue = DurableQueue(router.queue("log"))
+        queue.put_nowait(None)
+        queue.put_nowait(logging.makeLogRecord({"msg": "sold"}))
+        queue.flush()
+        assert queue.get(block=False) is None
+        queue.put_nowait(None)
+        queue.flush()
+    with opened(str(tmp_path)) as router:
+        record = DurableQueue(router.queue("log")).get(block=False)
+        assert record is not None and record.msg == "sold"
