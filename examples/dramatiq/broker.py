@@ -11,7 +11,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.errors import QueueJoinTimeout, QueueNotFound
+from dramatiq.errors import DecodeError, QueueJoinTimeout, QueueNotFound
 
 import anabranch
 
@@ -70,7 +70,11 @@ class LeasingConsumer(Consumer):  # type: ignore[misc]
         leased = self._queue.receive(self._timeout)
         if leased is None:
             return None
-        proxy = MessageProxy(dramatiq.Message.decode(leased.body))
+        try:
+            proxy = MessageProxy(dramatiq.Message.decode(leased.body))
+        except DecodeError as error:  # or it would come again, before all others
+            leased.reject(error)
+            raise
         self._in_hand[id(proxy)] = proxy, leased
         return proxy
 

@@ -28,6 +28,7 @@ def test_what_was_called_is_executed_whoever_is_killed(tmp_path: Path, monkeypat
 
     for number in range(CALLS):
         app.greet.send_with_options(args=(str(number),), delay=100 if number % 3 == 0 else None)
+    app.router.queue("dramatiq.default").send(b"no message of Dramatiq's", priority=9)
     running = subprocess.Popen(command, start_new_session=True)
     try:
         for kill in range(2):
