@@ -375,11 +375,13 @@ class Channel(virtual.Channel):
         return payload
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Receive one message, if there is one."""
-        message = self.broker.queue(queue).receive(0)
-        payload = None if message is None else self.payload(message, no_ack)
-        if payload is None:
-            return None
+        """Receive one message of kombu's, if there is one."""
+        payload = None
+        while payload is None:
+            message = self.broker.queue(queue).receive(0)
+            if message is None:
+                return None
+            payload = self.payload(message, no_ack)
         received = self.Message(payload, channel=self)
         if not no_ack:
             self.qos.append(received, received.delivery_tag)

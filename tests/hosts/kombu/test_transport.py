@@ -79,6 +79,14 @@ def test_a_message_that_is_not_kombus_is_rejected_and_the_next_one_comes(
         assert router.queue("kombu.foreign").depth() == 1
 
 
+def test_a_get_passes_over_a_message_that_is_not_kombus(connection: kombu.Connection, directory: Path) -> None:
+    with connection.SimpleQueue("got") as queue, anabranch.open(directory, shared=True) as router:
+        router.queue("kombu.got").send(b"no message of kombu's")
+        queue.put("x")
+        assert queue.queue.get().payload == "x"
+        assert queue.queue.get() is None
+
+
 def test_an_expiring_queue_goes_with_its_consumer_and_stays_with_it(
     connection: kombu.Connection, directory: Path
 ) -> None:
