@@ -566,6 +566,29 @@ def test_who_asks_while_another_thread_connects_reads_on_at_once(
         assert bodies(router) == [b"1", b"2"]
 
 
+def test_threads_that_wait_while_another_reads_look_ever_less_often(
+    striking: Striking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, unless_busy = list[int](), connection.unless_busy
+
+    def look(*given: Any) -> Any:
+        looks.append(threading.get_ident())
+        return unless_busy(*given)
+
+    with striking.client() as router:
+        unanswered = connection_of(router)._unanswered
+        with Parallel(lambda: take(router.queue("q"), PATIENCE)) as reading:
+            eventually(lambda: len(unanswered) == 1)
+            monkeypatch.setattr(connection, "LOOK_SECONDS", 0.001)
+            monkeypatch.setattr(connection, "unless_busy", look)
+            with Parallel(lambda: take(router.queue("q"), PATIENCE)) as waiting:
+                eventually(lambda: any(asked.lock for asked in unanswered.values()))
+                time.sleep(0.3)
+                assert len(looks) < 30
+                router.queue("q").send_many([b"1", b"2"])
+                assert {reading.result().body, waiting.result().body} == {b"1", b"2"}
+
+
 def test_a_value_that_is_waited_for_is_seen_at_the_next_owner(striking: Striking) -> None:
     stores(striking, "journal")
     with striking.client() as router, striking.client() as other:

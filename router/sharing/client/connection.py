@@ -44,8 +44,10 @@ log: logging.Logger = logging.getLogger(__name__)
 FINISH_SECONDS: Final = 5.0
 """For so long a connection that is closed waits for the answers to what was begun."""
 LOOK_SECONDS: Final = 0.05
-"""A thread that waits while another reads looks so often whether that still does. It is woken where it does not, unless
-that one was interrupted."""
+"""A thread that waits while another reads looks after so long whether that still does. It is woken where it does not,
+unless that one was interrupted."""
+LOOK_MAX_SECONDS: Final = 1.0
+"""The pauses between its looks double up to this: there may be a thousand such threads."""
 PUMP_SECONDS: Final = 0.1
 """For so long another Future is expected after one."""
 
@@ -163,6 +165,7 @@ class Connection(Exchange):
         """Let go of a request whose caller was interrupted, and of what comes all the same."""
         if asked.late is None or self.is_closed:
             self._unanswered.pop(asked.number, None)
+            self._hand_over()
             return
         asked.on_late = asked.late
         with suppress(AnabranchError):
@@ -245,7 +248,7 @@ class Connection(Exchange):
 
     def _await(self, asked: Asked) -> None:
         """Wait for an answer: read for all, or until another thread that reads has it."""
-        read = partial(self._read_for, asked)
+        read, pause = partial(self._read_for, asked), LOOK_SECONDS
         while not asked.done:
             if unless_busy(self._reading, read):
                 if self._unanswered:
@@ -255,7 +258,8 @@ class Connection(Exchange):
                     asked.lock = threading.Lock()
                     asked.lock.acquire()  # whoever ends reading from here on wakes this one: it looks once more
                 elif not asked.done:
-                    asked.lock.acquire(timeout=LOOK_SECONDS)
+                    is_woken = asked.lock.acquire(timeout=pause)
+                    pause = LOOK_SECONDS if is_woken else min(2 * pause, LOOK_MAX_SECONDS)
 
     def _read_for(self, asked: Asked) -> bool:
         link = self._link
