@@ -19,6 +19,7 @@ from anabranch.adapters.system.background import shared
 from anabranch.router.api.settling import TokenSettler
 from anabranch.router.api.transaction import Transaction
 from anabranch.router.router import Router
+from anabranch.router.sharing.client import connection as connections
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
@@ -220,6 +221,31 @@ def test_an_owner_that_has_said_goodbye_leaves_what_comes_then_to_the_next(
         router.serve()
         counting.join(PATIENCE)
         assert counts == [2]
+
+
+def test_a_client_that_closes_while_it_is_greeted_does_not_stay(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "FINISH_SECONDS", 0.01)
+    with anabranch.open(router.config.directory, shared=True) as client:
+        assert isinstance(client, SharedRouter)
+        greeter, greeted, go_on = client._store.connection._greeter, threading.Event(), threading.Event()  # type: ignore[attr-defined]
+        connect = greeter.connect
+
+        def slow_connect(exchange: Any) -> Any:
+            link = connect(exchange)
+            greeted.set()
+            assert go_on.wait(PATIENCE)
+            return link
+
+        monkeypatch.setattr(greeter, "connect", slow_connect)
+        (session,) = server._sessions.values()
+        session.sock.shutdown(socket.SHUT_RDWR)
+        assert greeted.wait(PATIENCE)
+        client.close()
+        assert len(server._sessions) == 1
+        go_on.set()
+        eventually(lambda: not server._sessions)
 
 
 def test_a_listener_that_is_ended_while_it_begins_takes_nothing(

@@ -128,13 +128,15 @@ class Connection(Exchange):
         try:
             with self._sending:
                 self._link = link
+                if self.is_closed:  # looked at behind the line above: `close` looks the other way round
+                    raise router_closed()
                 frames = self._again()
                 with suppress(OSError):  # whoever reads finds it
                     for frame, fd in frames:
                         self._write(link, frame, fd)
             self._connects = False
         except BaseException:
-            link.cut()  # interrupted, and not known how far it came
+            link.cut()  # interrupted, and not known how far it came; or closed, which tells the owner
             raise
         finally:
             if old is not None:
