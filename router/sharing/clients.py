@@ -6,6 +6,7 @@ A file is removed by its client, or by an owner that finds it unlocked: a client
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -58,12 +59,12 @@ class ClientFile:
 
 
 def is_living(directory: Path, client: str) -> bool:
-    """Return whether a client lives. The file of one that does not is removed."""
+    """Return whether a client lives, or nobody can say. The file of one that does not is removed."""
     path = clients_of(directory) / client
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)  # for want of a descriptor
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)

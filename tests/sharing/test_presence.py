@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +25,7 @@ from anabranch.router.sharing.client import connection as connections
 from anabranch.router.sharing.client.connection import Connection
 from anabranch.router.sharing.client.router import SharedRouter
 from anabranch.router.sharing.clients import ClientFile
+from anabranch.router.sharing.owner import presence as presences
 from anabranch.router.sharing.owner import reading, rounds
 from anabranch.router.sharing.owner import server as servers
 from anabranch.router.sharing.owner import session as sessions
@@ -221,6 +224,45 @@ def test_an_owner_that_has_said_goodbye_leaves_what_comes_then_to_the_next(
         router.serve()
         counting.join(PATIENCE)
         assert counts == [2]
+
+
+def test_an_owner_without_a_descriptor_takes_no_client_for_dead(
+    router: Router, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that lives, and has lost its connection, keeps what it holds."""
+    router.queue("q").send(b"x")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with anabranch.open(router.config.directory, shared=True) as client:
+        message = take(client.queue("q"))
+        gone, lost = Presence.gone, threading.Event()
+        others = list[anabranch.Message[bytes]]()
+        listener = router.queue("q").listen(others.append)
+
+        def gone_without(presence: Presence, session: sessions.Session) -> None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                gone(presence, session)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            monkeypatch.setattr(Presence, "gone", gone)
+            lost.set()
+
+        def slow_connect(exchange: Any) -> Any:
+            assert lost.wait(PATIENCE)
+            time.sleep(0.3)
+            return connect(exchange)
+
+        greeter = client._store.connection._greeter  # type: ignore[attr-defined]
+        connect, greeter.connect = greeter.connect, slow_connect
+        monkeypatch.setattr(presences, "GRACE_SECONDS", PATIENCE)
+        monkeypatch.setattr(Presence, "gone", gone_without)
+        (session,) = server._sessions.values()
+        session.sock.shutdown(socket.SHUT_RDWR)
+        assert lost.wait(PATIENCE)
+        message.ack()
+        assert not others
+        listener.close()
+        assert router.queue("q").counts()[:2] == (0, 0)
 
 
 def test_a_client_that_closes_while_it_is_greeted_does_not_stay(
