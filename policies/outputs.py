@@ -140,7 +140,12 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_directory(path.parent, "anabranch") as scratch:
         written = scratch / path.name
-        write(written)
+        try:
+            write(written)
+        except OSError as error:
+            if error.filename is None:
+                error.filename = str(path)
+            raise
         fd = os.open(written, os.O_RDONLY | os.O_CLOEXEC)
         try:
             sync_file(fd)

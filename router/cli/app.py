@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ...adapters.system.acceleration import describe_version
+from ...adapters.system.files import FULL
 from ...adapters.system.signals import describe, exit_code
 from ...policies.config.problems import did_you_mean
 from ...policies.errors import AnabranchError, ConfigError, DestinationError, NoRouteError, PlacementError, TraceError
@@ -81,7 +82,9 @@ class App(click.Group):
         except BrokenPipeError:
             raise  # whoever read our output has seen enough: click ends quietly
         except OSError as error:
-            where = f"{error.filename}: " if error.filename is not None else ""
+            # Of a copy the second name is its target, which is what had no room.
+            name = error.filename2 if error.errno in FULL and error.filename2 is not None else error.filename
+            where = f"{name}: " if name is not None else ""
             raise Failure(f"Error: {where}{_said(error, error.strerror)}") from error
         except MemoryError as error:
             reason = f": {error}" if str(error) else ""

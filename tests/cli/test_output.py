@@ -1,13 +1,19 @@
-"""The progress bar: what it says, and that its clock goes on."""
+"""The progress bar: what it says, and that its clock goes on. Errors of the disk as the user sees them."""
 
 from __future__ import annotations
 
+import errno
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.progress import Progress
 
-from anabranch.router.cli import output
+import anabranch
+from anabranch.router.cli import operating, output
+from anabranch.router.cli.app import app
 from anabranch.router.cli.output import Work, working
 
 
@@ -42,3 +48,22 @@ def test_a_bar_does_not_flash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         while "Opening data" not in shown:
             time.sleep(0.001)
             shown += capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the copy, and not of what is copied; and that of the file that is written."""
+    monkeypatch.chdir(tmp_path)
+    anabranch.open("data").close()
+
+    def copied(*_: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device", "data/index.mdb", None, "/tmp/index.mdb")
+
+    def exported(config: object, write: Callable[[bytes], object], told: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(operating, "verify", copied)
+    monkeypatch.setattr(operating, "export", exported)
+    said = CliRunner().invoke(app, ["verify", "data"]).stderr
+    assert said == "Error: /tmp/index.mdb: No space left on device\n"
+    said = CliRunner().invoke(app, ["export", "data", "--out", "x.jsonl"]).stderr
+    assert said == "Error: x.jsonl: No space left on device\n"
