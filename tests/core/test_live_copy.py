@@ -255,6 +255,41 @@ def test_who_holds_what_has_moved_without_its_lease_is_told(
         assert [take(both.source).body for _ in range(3)] == [b"1", b"2", b"3"], "if it counts in the end"
 
 
+@pytest.mark.parametrize("fails", ["check", "_successor"])
+def test_a_target_that_fails_for_a_while_in_the_switch_is_used_on(
+    both: Both,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    fails: str,
+) -> None:
+    """As one in a database that is back soon: the record says that the destination is there."""
+    both.source.send_many(A, [b"1", b"2", b"3"])
+    for _ in range(2):
+        take(both.source)
+    copy = LiveCopy(both.source, both.target, A)
+    copy.reserve()
+    copy.begin()
+    copy.follow(lambda count: None, lambda: None)
+    gate = Gate(A)
+    copy.close(gate)
+    assert copy.finish()
+    successor, calls = LiveCopy._successor, []
+
+    def failed(*given: Any) -> Any:
+        calls.append(given)
+        if fails == "_successor" and len(calls) == 1:
+            return successor(copy, *given)
+        raise StoreFailedError("it is away")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(both.target._engine if fails == "check" else copy, fails, failed)
+        with pytest.raises(StoreFailedError, match="it is away"):
+            copy.switch()
+        copy.abandon()
+    gate.open()
+    both.target.send(A, b"4")
+    assert [take(both.target).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+
+
 def test_a_copy_that_differs(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     for number in range(10):
         both.source.send(A, b"%d" % number)

@@ -393,10 +393,30 @@ class LiveCopy:
         successor, all after an error, end: the record says the target already."""
         try:
             return self._switch()
+        except BaseException:
+            self._open_target()
+            raise
         finally:
             self._end_leases()
             self._switched = True
             self._let_go()
+
+    def _open_target(self) -> None:
+        """Let the target hold the destination with no lease. It may have failed for a while only, and is used on
+        then."""
+        copied = self._to.catalog.state(self._destination)
+        with self._to.lock:
+            for channel in self._channels(copied):
+                channel.held.clear()  # by leases that nobody has: it was not to be received there yet
+            self._receive_there(copied)
+
+    def _receive_there(self, copied: DestinationState) -> None:
+        """Take the marks away that keep the destination from being used in the target, with its lock held."""
+        for channel in self._channels(copied):
+            channel.rewind()
+            channel.purging.discard(self._mark)
+        self._to.sequencer.gates.pop(self._destination, None)
+        copied.channel.listeners.pop(self._idle, None)
 
     def _end_leases(self) -> None:
         """End the leases that have not moved. An ack of theirs would be told as done, and the target would not know
@@ -426,11 +446,7 @@ class LiveCopy:
                 successor = self._successor(lease, hold, copied)
                 if successor is not None:
                     moved[lease] = successor
-            for channel in self._channels(copied):
-                channel.rewind()
-                channel.purging.discard(self._mark)
-            self._to.sequencer.gates.pop(self._destination, None)
-            copied.channel.listeners.pop(self._idle, None)
+            self._receive_there(copied)
         for lease, successor in moved.items():
             time = lease.time_limit
             if time is not None:  # what is left of it
