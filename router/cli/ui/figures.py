@@ -220,9 +220,11 @@ class Figures:
 
 def _stores(look: Look, before: Look | None, stats: Mapping[str, StoreStats]) -> Table:
     heads, *rows = rows_of_stores(look, before)
+    at = heads.index("sync")  # which their health says, in a table that has room for it
+    heads, *rows = [(*row[:at], *row[at + 1 :]) for row in (heads, *rows)]
     disk = [stats.get(store["store"]) for store in look.stores]
     cells = [("-", "-") if one is None else (human_bytes(one.live_bytes), human_bytes(one.held_bytes)) for one in disk]
-    return _table((*heads, "disk live", "disk held"), 3, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
+    return _table((*heads, "disk live", "disk held"), 2, [(*row, *more) for row, more in zip(rows, cells, strict=True)])
 
 
 def _without_dead(row: Sequence[str]) -> Sequence[str]:
