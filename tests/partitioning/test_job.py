@@ -80,7 +80,7 @@ def test_json_has_the_agreed_shape(toymaker: pa.Table) -> None:
     for candidate in document["candidates"]:
         figures = {"mean_bytes", "peak_bytes", "gib_hours", "spanning_transactions", "cost", "broker_peak"}
         figures |= {"written_bytes", "copied_bytes", "most_copied"}
-        assert set(candidate) == {"name", "stores", "segment_bytes"} | figures
+        assert set(candidate) == {"name", "stores", "segment_bytes", "possible"} | figures
         keys = {"name", "destinations", "filters", "sync", "gib_hours", "peak_bytes"}
         keys |= {"written_bytes", "copied_bytes", "saves_mean_bytes", "saves_peak_bytes", "saves_copied_bytes"}
         assert all(set(store) == keys for store in candidate["stores"])
