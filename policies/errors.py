@@ -26,10 +26,8 @@ class Problem:
 
     message: str
     line: int = 0
-
-
-OF_VARIABLE: Final = "the environment's variable"
-"""The beginning of a problem with a value that came from the environment."""
+    of_variable: bool = False
+    """True where a value is wrong that came from the environment: the configuration's text may be as it should."""
 
 
 class ConfigError(AnabranchError):

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import OF_VARIABLE, ConfigError, MissingExtraError
+from ..errors import ConfigError, MissingExtraError
 from ..names.destination import Destination, Kind, dead_letter_name
 from ..names.pattern import Pattern
 from ..names.routes import RouteTable
@@ -448,8 +448,8 @@ def validated_options(kind: str, value: object, context: object) -> tuple[BaseMo
             if option in named:
                 problems.append(Located((kind, f"{option}_env"), named[str(option)]))
             elif option in variables and option not in told:
-                text = f"{OF_VARIABLE} {variables[str(option)]!r}: {problem.text}"
-                problems.append(Located((kind, f"{option}_env"), text))
+                text = f"the environment's variable {variables[str(option)]!r}: {problem.text}"
+                problems.append(Located((kind, f"{option}_env"), text, of_variable=True))
             elif option not in told:
                 problems.append(Located((kind, *problem.path), problem.text))
     if problems:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Final, get_args
 
@@ -35,6 +35,8 @@ class Located:
 
     path: Path
     text: str
+    of_variable: bool = False
+    """The value came from the environment."""
 
     def describe(self, data: Any) -> str:
         """Return the message with its place before it: `store 'audit': journal.sync: expected ...`."""
@@ -87,7 +89,7 @@ def _explain_one(details: ErrorDetails, model: type[BaseModel]) -> Iterator[Loca
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == FOLDED:
         for inner in context["located"]:
-            yield Located(path + inner.path, inner.text)
+            yield replace(inner, path=path + inner.path)
     elif kind == "missing":
         yield Located(path, "is missing, and is required")
     elif kind == "extra_forbidden":

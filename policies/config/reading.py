@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import OF_VARIABLE, ConfigError, Problem
+from ..errors import ConfigError, Problem
 from ..names.destination import wildcard_in
 from ..paths import from_home
 from . import yaml_lines
@@ -142,7 +142,8 @@ def _loads(text: str, base: Base, name: str | None) -> Config:
     except ValidationError as error:
         told = frozenset(found)
         found += [problem for problem in explain(error, Config) if _in_defaults(problem, document) not in told]
-    problems = document.problems + [Problem(p.describe(document.data), document.line(p.path)) for p in found]
+    problems = list(document.problems)
+    problems += [Problem(p.describe(document.data), document.line(p.path), p.of_variable) for p in found]
     if config is None or problems:
         problems.sort(key=lambda problem: problem.line)
         raise ConfigError(problems, name)
@@ -167,7 +168,7 @@ def _defaults(document: Document, base: Base) -> tuple[Mapping[str, Any], list[L
         for problem in validated_options(kind, options, base)[1]:
             path = ("defaults", *problem.path)
             # Else it is about an option that is missing here and may stand in each store.
-            if path in document.lines and not problem.text.startswith(OF_VARIABLE):
+            if path in document.lines and not problem.of_variable:
                 found.append(Located(path, problem.text))
     return defaults, found
 
@@ -197,4 +198,4 @@ def _store_with_defaults(store: Any, defaults: Mapping[str, Any]) -> Any:
 def _in_defaults(problem: Located, document: Document) -> Located | None:
     """Return a store's problem as one of `defaults`, if the value came from there."""
     option = problem.path[:4]
-    return Located(("defaults", *problem.path[2:]), problem.text) if option not in document.lines else None
+    return replace(problem, path=("defaults", *problem.path[2:])) if option not in document.lines else None

@@ -371,7 +371,7 @@ def pack_error(error: BaseException) -> list[Any]:
     fields = {key: value for key, value in vars(error).items() if _is_plain(value) and not key.startswith("__")}
     args = [arg if _is_plain(arg) else str(arg) for arg in error.args]
     if isinstance(error, errors.ConfigError):
-        fields = {"problems": [[one.message, one.line] for one in error.problems], "path": error.path}
+        fields = {"problems": [[one.message, one.line, one.of_variable] for one in error.problems], "path": error.path}
     return [name, args, fields, list(getattr(error, "__notes__", ()))]
 
 

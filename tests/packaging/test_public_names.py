@@ -58,7 +58,7 @@ NAMES = {
     "OnCorruption": "REFUSE SALVAGE",
     "Outgoing": "body deliver_at_ms expires_at_ms group headers message_id persistent priority requeued",
     "Pattern": "exact kinds matches parse text",
-    "Problem": "line message",
+    "Problem": "line message of_variable",
     "Queue": (
         "browse consume counts dead_letters declare delete depth destination find listen listen_nowait purge receive "
         "receive_many send send_many send_nowait wait_empty"

@@ -232,12 +232,22 @@ def test_bad_input(source: Any, says: str) -> None:
     assert sorted(Path().rglob("*")) == before
 
 
+def test_a_text_that_speaks_of_variables_is_not_taken_for_one() -> None:
+    anabranch.open("data").close()
+    journal = 'journal: {sync: "the environment\'s variable"}'
+    Path("data", NAME).write_text(f"directory: .\nstores:\n- {{name: a, match: ['>'], {journal}}}\n")
+    with pytest.raises(ConfigError, match=r"(?s)the environment's variable.*may be damaged: give the file") as refused:
+        anabranch.open("data")
+    assert [one.of_variable for one in refused.value.problems] == [False, False]
+
+
 def test_a_variable_with_a_wrong_value_is_named_and_no_file_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("data").mkdir()
     Path("data", NAME).write_text("directory: .\nstores:\n- {name: a, match: ['>'], sql: {url_env: SHOP_DATABASE}}\n")
     monkeypatch.setenv("SHOP_DATABASE", "mysql://x")
     with pytest.raises(ConfigError, match="'SHOP_DATABASE'") as refused:
         anabranch.open("data")
+    assert [one.of_variable for one in refused.value.problems] == [True]
     assert "damaged" not in str(refused.value)
 
 

@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from ....policies.config.fields import variables_of
 from ....policies.config.options import SqlOptions
-from ....policies.errors import OF_VARIABLE, ConfigError, MissingExtraError
+from ....policies.errors import ConfigError, MissingExtraError
 from ...system.background import unstruck
 from . import dialects
 from .pool import KeptPool, taken
@@ -102,7 +102,7 @@ def database_url(options: SqlOptions, directory: Path) -> URL:
         url = make_url(options.url.get_secret_value())
     except (ArgumentError, ValueError):
         variable = variables_of(options).get("url")
-        whence = f", of {OF_VARIABLE} {variable!r} (url_env)," if variable is not None else ""
+        whence = f", of the environment's variable {variable!r} (url_env)," if variable is not None else ""
         raise ConfigError(
             [f"the url of an sql store{whence} is not one (it is not shown here, as it may hold a password); "
              "it is written like postgresql+psycopg://user@host:5432/database, with several hosts "

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from ....adapters.system.files import DENIED, read_file, replace_file, require_no_link
 from ....policies import config as configs
 from ....policies.config.durability import Sync
-from ....policies.errors import OF_VARIABLE, ConfigError, Problem
+from ....policies.errors import ConfigError, Problem
 from ....policies.paths import from_home
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def parsed(text: str, directory: Path, *, names_suffice: bool = False) -> Config
         return configs.loads(text, directory, names_suffice=names_suffice)
     except ConfigError as error:
         problems: list[Problem | str] = [*error.problems]
-        if not all(OF_VARIABLE in problem.message for problem in error.problems):  # else the file is as it was written
+        if not all(problem.of_variable for problem in error.problems):  # else the file is as it was written
             step = "no secret is written there, and it may be damaged: give the file that"
             problems.append(f"{step} {directory} is used with instead")
         raise ConfigError(problems, str(directory / NAME)) from None
