@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
@@ -122,3 +123,23 @@ class Each(Generic[R], AsyncIterator[R]):
             raise
         self._step = None
         return found
+
+
+class Ahead(Generic[R], AsyncIterator[R]):
+    """Iterates over messages of which some are leased ahead. They go back where they were, not counted as deliveries,
+    once it is let go of."""
+
+    def __init__(self, of: Awaited[Any], receive: Callable[[], list[Any]], convert: Callable[[Any], R]) -> None:
+        """`receive` returns the next messages; none: it ends."""
+        self._ahead: deque[Any] = deque()
+        self._of, self._receive, self._convert = of, receive, convert
+
+    async def __anext__(self) -> R:
+        if not self._ahead:
+            self._ahead.extend(await self._of._run(self._receive, give_back))
+        if not self._ahead:
+            raise StopAsyncIteration
+        return self._convert(self._ahead.popleft())
+
+    def __del__(self) -> None:
+        give_back(list(self._ahead))

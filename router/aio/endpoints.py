@@ -14,13 +14,13 @@ from ...adapters.core.messages import Message, T
 from ...adapters.core.store_types import Subscription
 from ...policies.errors import TransactionError
 from ..api.codecs import V
-from ..api.consumer import Backlog, Consumer, pauses_of
+from ..api.consumer import Backlog, Consumer, pauses_of, require_count
 from ..api.dead_letter import DeadLetter
 from ..api.endpoint import Endpoint
 from ..api.map import Map
 from ..api.topic import Subscriber
 from ..api.transaction import Transaction
-from .awaiting import Awaited, Each, R, awaited, awaited_with, give_back
+from .awaiting import Ahead, Awaited, Each, R, awaited, awaited_with, give_back
 from .looped import LoopConnection
 
 if TYPE_CHECKING:
@@ -117,9 +117,17 @@ class _Consumer(_Backlog[T]):
         found = await self._run(partial(self._of.receive_many, n, timeout, lease=lease), give_back)
         return [self._message(one) for one in found]
 
-    def consume(self, timeout: float | None = None, *, lease: float | None = None) -> AsyncIterator[AsyncMessage[T]]:
-        """Iterate over the messages, each leased when it is asked for, as Consumer.consume."""
-        return Each(self, lambda: iter(partial(self._of.receive, timeout, lease=lease), None), self._message, give_back)
+    def consume(
+        self, timeout: float | None = None, *, lease: float | None = None, prefetch: int = 0
+    ) -> AsyncIterator[AsyncMessage[T]]:
+        """Iterate over the messages, each leased when it is asked for, as Consumer.consume. `prefetch`: with it up to
+        so many more are leased, in one step, and wait in this process; they go back, not counted as deliveries, when
+        the iterator is let go of. Raises also TypeError and ValueError for what is no such number."""
+        if not prefetch:
+            receive = partial(self._of.receive, timeout, lease=lease)
+            return Each(self, lambda: iter(receive, None), self._message, give_back)
+        require_count(prefetch)
+        return Ahead(self, partial(self._of.receive_many, 1 + prefetch, timeout, lease=lease), self._message)
 
     def __aiter__(self) -> AsyncIterator[AsyncMessage[T]]:
         """Iterate over the messages for ever, none of them leased ahead."""

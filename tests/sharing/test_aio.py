@@ -416,6 +416,34 @@ def test_a_look_that_is_cancelled_goes_on_where_it_was(striking: Striking) -> No
     run(striking, test)
 
 
+def test_what_is_leased_ahead_goes_back_once_nobody_iterates(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send_many([b"%d" % number for number in range(5)])
+        async for message in queue.consume(prefetch=2):
+            assert (message.body, (await queue.counts()).leased) == (b"0", 3)
+            await message.ack()
+            break
+        await free(queue, 4)
+        found = []
+        async for message in queue.consume(0.01, prefetch=2):
+            async with message:
+                found.append((message.body, message.deliveries))
+        assert found == [(b"%d" % number, 1) for number in range(1, 5)]
+        coming: Any = anext(queue.consume(prefetch=5))
+        waiting = asyncio.ensure_future(coming)
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await queue.send(b"5")
+        await free(queue, 1)
+        for wrong in (-1, 1.5):
+            with pytest.raises((TypeError, ValueError)):
+                queue.consume(prefetch=wrong)  # type: ignore[arg-type]
+
+    run(striking, test)
+
+
 def test_two_tasks_at_one_transaction_are_told(striking: Striking) -> None:
     async def test(router: aio.AsyncRouter) -> None:
         transaction = await router.transaction()
