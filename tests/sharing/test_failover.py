@@ -24,6 +24,7 @@ import pytest
 import anabranch
 from anabranch import Xid
 from anabranch.adapters.core.store_types import Settlement
+from anabranch.adapters.system.conditions import unless_busy
 from anabranch.policies.errors import (
     ClosedError,
     ConfigError,
@@ -569,7 +570,7 @@ def test_who_asks_while_another_thread_connects_reads_on_at_once(
 def test_threads_that_wait_while_another_reads_look_ever_less_often(
     striking: Striking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, unless_busy = list[int](), connection.unless_busy
+    looks = list[int]()
 
     def look(*given: Any) -> Any:
         looks.append(threading.get_ident())
