@@ -22,8 +22,17 @@ import sys
 
 def main() -> None:
     """Run the command line: the entry point of `anabranch` and of `python -m anabranch`."""
+    try:
+        _run()
+    except KeyboardInterrupt as interrupt:
+        from ...adapters.system.signals import exit_code  # here: its import may be what was interrupted
+
+        sys.exit(exit_code(interrupt))
+
+
+def _run() -> None:
     from ...adapters.system.acceleration import describe_version
-    from ...adapters.system.signals import ended_by_signals, exit_code
+    from ...adapters.system.signals import ended_by_signals
 
     # A command shows what the library warns of where it says so (output.warnings_shown), and nowhere else.
     logging.getLogger(__package__.partition(".")[0]).addHandler(logging.NullHandler())
@@ -38,5 +47,3 @@ def main() -> None:
         if sys.argv[1:] != ["--version"]:
             sys.exit("The command line is not installed; install it with: pip install 'anabranch[cli]'")
         print(describe_version())
-    except KeyboardInterrupt as interrupt:
-        sys.exit(exit_code(interrupt))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anabranch
+from anabranch.router import cli
 
 LOGGER = "anabranch.router.placement.on_disk.in_force"
 ANABRANCH = [sys.executable, "-m", "anabranch"]
@@ -184,3 +187,18 @@ def test_a_reader_who_leaves_is_no_error() -> None:
     assert process.stderr.read() == ""
     process.stderr.close()
     process.wait(timeout=300)
+
+
+def test_interrupted_as_it_loads_what_it_needs_it_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def interrupted(name: str, *given: Any) -> Any:
+        if name.endswith("system.acceleration"):
+            raise KeyboardInterrupt
+        return load(name, *given)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    monkeypatch.undo()
+    assert ended.value.code == 130
