@@ -377,7 +377,7 @@ class _Importing:
                 large.skip()
             if self._router is None:
                 encode_parts(parts, b"")
-                self.done.messages += 1
+                self.done.messages += self._reading.first >= self._from_line
             return
         item = self._stored(self._store, line, parts, large)
         self._claims[id(item)] = line.claims

@@ -251,6 +251,14 @@ def test_what_a_full_store_refuses_is_gone_on_with(
     assert exported(there) == lines
 
 
+def test_a_dry_run_counts_from_its_line_on(data: Path, tmp_path: Path) -> None:
+    lines = exported(stores(data))
+    counted = [line.startswith(b'{"is":"message"') and b'"to":' not in line for line in lines.splitlines()]
+    for first in (1, 4, len(counted) + 1):
+        found = brought(stores(tmp_path / "there"), lines, dry_run=True, from_line=first)
+        assert found.messages == sum(counted[first - 1 :]), first
+
+
 @pytest.mark.parametrize("strikes", ["an error", "a signal"])
 def test_what_ends_an_import_says_with_which_line_to_go_on(
     tmp_path: Path, strikes: str, monkeypatch: pytest.MonkeyPatch
