@@ -86,13 +86,15 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Changes])
 class _Batch:
     """One caller's changes to the file, and whether they are committed."""
 
-    __slots__ = ("changes", "committed")
+    __slots__ = ("changes", "committed", "still")
 
-    def __init__(self, changes: Changes) -> None:
-        """Make a batch. Raises DestinationError for a name that is none."""
+    def __init__(self, changes: Changes, still: Callable[[DestinationRow], bool] | None = None) -> None:
+        """Make a batch. `still`: for destinations that have no row yet, whether one of its rows is still wanted. Raises
+        DestinationError for a name that is none."""
         for row in changes.destinations:
             row.destination  # noqa: B018  before any byte is written
         self.changes = changes
+        self.still = still
         self.committed = False
 
 
@@ -193,6 +195,11 @@ class DestinationsTable:
         """Record destinations. Durable on return."""
         self._commit(Changes(destinations=rows))
 
+    def record_new(self, rows: Sequence[DestinationRow], still: Callable[[DestinationRow], bool]) -> None:
+        """Record those of these destinations that have no row by then, if `still` returns True for that row. Durable on
+        return."""
+        self._commit(Changes(destinations=rows), still)
+
     def forget_store(self, store_id: bytes) -> None:
         """Remove the row of a store that no destination is recorded in. Durable on return."""
         self._commit(Changes(gone_stores=[store_id]))
@@ -233,9 +240,9 @@ class DestinationsTable:
         if row is not None and self._by_path.get(row.path) == gone:
             self._by_path.pop(row.path)
 
-    def _commit(self, changes: Changes) -> None:
+    def _commit(self, changes: Changes, still: Callable[[DestinationRow], bool] | None = None) -> None:
         """Commit changes. The first caller commits what all others want by then: they wait for the disk together."""
-        batch = _Batch(changes)
+        batch = _Batch(changes, still)
         self._waiting.append(batch)
         try:
             with self._lock:
@@ -245,6 +252,7 @@ class DestinationsTable:
                         raise router_closed()
                     self._require_lock()
                     waiting = [waiting for waiting in list(self._waiting) if not waiting.committed]
+                    self._leave_out_known(waiting)
                     try:
                         self._writing = True
                         self._write(self._affordable(batch, waiting))
@@ -255,6 +263,19 @@ class DestinationsTable:
         finally:
             with suppress(ValueError):  # after an error, or Ctrl-C: the next one writes the others
                 self._waiting.remove(batch)
+
+    def _leave_out_known(self, batches: Sequence[_Batch]) -> None:
+        """Leave out of these batches the rows of new destinations that have a row by now, or are to be elsewhere. With
+        the lock held."""
+        recorded: set[Destination] = set()
+        for batch in batches:
+            if batch.still is not None:
+                rows = [
+                    row for row in batch.changes.destinations
+                    if row.destination not in recorded and row.destination not in self.destinations and batch.still(row)
+                ]  # fmt: skip
+                batch.changes = Changes(destinations=rows)
+            recorded.update(row.destination for row in batch.changes.destinations)
 
     def _refuse_reentry(self) -> None:
         """Raise instead of writing in the middle of a write (rule G3). With the lock held."""

@@ -16,7 +16,7 @@ from ...adapters.core import Store
 from ...adapters.core.engine.forwarding import follow
 from ...adapters.core.messages import Message
 from ...adapters.core.migration.copying import is_shared
-from ...adapters.core.state.gates import MovedError
+from ...adapters.core.state.gates import Gate, MovedError
 from ...adapters.core.store_types import Progress, StoreStats, Subscription
 from ...adapters.system import locking
 from ...adapters.system.background import shared
@@ -33,7 +33,7 @@ from ...policies.errors import (
     router_closed,
 )
 from ...policies.names.destination import Destination
-from ...policies.names.routes import Match
+from ...policies.names.routes import Match, RouteTable
 from ...policies.text import count_of
 from .attempt import Attempt
 from .deferred_sends import DeferredSends
@@ -205,7 +205,9 @@ class StoreRegistry:
         opened = [row for row in list(self.table.stores.values()) if self._stores.get(row) is not None]
         unconfigured = [row for row in opened if self._directories.configured(row) is None]
         before = self.config
-        self.routing.reroute(config)
+        with self.table.unchanged():  # what is recorded from now on goes by it
+            self.routing.reroute(config)
+        self.gates.moves += 1  # a transaction that has found a store for what has no row looks again
         self._directories.config, self._directories.before = config, before
         self._reconciler.reroute(self.routing.routes)
         for row in unconfigured:
@@ -352,11 +354,12 @@ class StoreRegistry:
         """Return the open store for a destination, made and recorded if it is not there yet (rule D1)."""
         store = self.by_destination.get(destination)
         while store is None:
+            routes = self.routing.routes
             match = self.route(destination)
             self.require_open()
             store = self._recorded_store(destination)
             if store is None:
-                self._place(destination, match)
+                self._place(destination, match, routes)
         return store
 
     def store_to_be(self, destination: Destination) -> Store:
@@ -372,8 +375,9 @@ class StoreRegistry:
             store = self._stores.open(row)
         return store
 
-    def _place(self, destination: Destination, match: Match[StoreConfig]) -> None:
-        """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2)."""
+    def _place(self, destination: Destination, match: Match[StoreConfig], routes: RouteTable[StoreConfig]) -> None:
+        """Record a destination in the store that it is routed to; the store is made if need be (rules D1, D2). Records
+        nothing if another thread has, or the router goes by other routes by then: making a store may take long."""
         config = match.target
         path, name = self._directories.expected(config, destination), self._directories.name(config, destination)
         with disk_errors(f"{destination} cannot be given a place in {path}"):
@@ -383,9 +387,9 @@ class StoreRegistry:
                 if row is None:
                     row = self._made(config, path, name)
                 if config.per_destination:  # else the store could be removed before
-                    self._record([destination], row)
+                    self._record([destination], row, routes)
             if not config.per_destination:  # outside: what several threads declare at once is one commit
-                self._record([destination], row)
+                self._record([destination], row, routes)
 
     def _made(self, config: StoreConfig, path: Path, name: str) -> StoreRow:
         """Make a store that is not recorded, unless a crash came after it was made. With its `exclusive` held."""
@@ -401,11 +405,14 @@ class StoreRegistry:
         self.table.record_store(row)
         return row
 
-    def _record(self, destinations: Sequence[Destination], row: StoreRow) -> None:
-        """Record destinations in a store, durably."""
+    def _record(
+        self, destinations: Sequence[Destination], row: StoreRow, routes: RouteTable[StoreConfig] | None = None
+    ) -> None:
+        """Record in a store, durably, those of these destinations that have no row by then; none if the router goes by
+        other routes than these."""
         rows = [_row(destination, row, self.route(destination)) for destination in destinations]
         with disk_errors(f"{', '.join(map(str, destinations))} cannot be recorded in store {row.name!r}"):
-            self.table.record_destinations(rows)
+            self.table.record_new(rows, lambda row: routes is None or self.routing.routes is routes)
 
     def for_store(self, destination: Destination, call: Callable[[Store], T]) -> T:
         """Call with the store of a destination; once more if it had just been closed for being idle."""
@@ -591,7 +598,7 @@ class StoreRegistry:
 
     def record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
         """Record those of these destinations of a store, to which a transaction sends or subscribes, that have no
-        row."""
+        row. Raises MovedError if another store was given one of them meanwhile."""
         missing = [name for name in destinations if name not in self.by_destination]
         if missing:
             row = self.table.stores.get(store.store_id)
@@ -604,6 +611,10 @@ class StoreRegistry:
                         if self.table.stores.get(row.store_id) is not row:
                             raise ClosedError(f"store {row.name!r} was removed")
                         self._record(missing, row)
+            for name in destinations:
+                held = self.table.destinations.get(name)
+                if held is not None and held.store_id != store.store_id:
+                    raise MovedError(Gate.passed(name))  # another thread has placed it by the routes in force since
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""

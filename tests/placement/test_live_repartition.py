@@ -136,6 +136,45 @@ def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
         assert drain(router, "q") == [b"3"]
 
 
+@pytest.mark.parametrize("how", ["send", "transaction"])
+def test_a_new_queue_goes_by_the_routes_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A sender that found another store for it, and comes to record that late, sends where it was placed since."""
+    one, other = StoreConfig("one", [">"], journal=JOURNAL), StoreConfig("other", ["q"], journal=JOURNAL)
+    with anabranch.open(Config(tmp_path, [one])) as router:
+        router.queue("r").send(b"0")
+        queue, record = router.queue("q"), router._registry._record
+        late: list[threading.Thread] = []
+
+        def recorded(destinations: Any, row: Any, *routes: Any) -> None:
+            if threading.current_thread() in late:
+                found.set()
+                placed.wait(PATIENCE)
+            record(destinations, row, *routes)
+
+        def send() -> None:
+            if how == "send":
+                queue.send(b"2")
+            else:
+                try:
+                    with router.transaction() as tx:
+                        tx.send("q", b"2")
+                except ClosedError:
+                    queue.send(b"2")
+
+        found, placed = threading.Event(), threading.Event()
+        monkeypatch.setattr(router._registry, "_record", recorded)
+        late.append(threading.Thread(target=send))
+        late[0].start()
+        assert found.wait(PATIENCE)
+        router.repartition(Config(tmp_path, [one, other]))
+        queue.send(b"1")
+        placed.set()
+        late[0].join()
+        assert drain(router, "q") == [b"1", b"2"]
+    with anabranch.open(Config(tmp_path, [one, other])) as router:
+        assert router.queue("q").depth() == 0
+
+
 long = pytest.mark.campaign
 
 
