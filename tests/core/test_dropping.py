@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from anabranch.adapters.core.features.quotas.dropping import DropLog, Oldest
+from anabranch.adapters.core.record.place import Place
+from anabranch.adapters.core.state.leases import DestinationState
 from anabranch.adapters.core.state.limits import Grant, Room
 from anabranch.policies.config.when_full import WhenFull
 from anabranch.policies.errors import CorruptionError
@@ -53,6 +57,43 @@ def test_of_one_destination_alone() -> None:
         assert engine.asked(lambda: oldest.take({room: (5, 0)}, grant, True)) == {room}
         engine.asked(lambda: oldest.give_back(grant))
         assert bodies(store, B) == [b"3", b"4"]
+
+
+def test_a_destination_that_comes_while_the_oldest_is_looked_for_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with journal() as disk:
+        store = disk.create(max_messages=2, when_full=WhenFull.DROP_OLD)
+        store.send(A, b"1")
+        store.send(B, b"2")
+        look, names = Oldest._places, iter(range(1000))
+
+        def come(oldest: Oldest, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
+            store._engine.catalog.state(Destination.parse(f"new{next(names)}"))  # as another thread may
+            return look(oldest, state, volatile, after)
+
+        monkeypatch.setattr(Oldest, "_places", come)
+        for body in (b"3", b"4", b"5"):
+            store.send(B, body)
+        assert drain(store) == []
+        assert bodies(store, B) == [b"4", b"5"]
+
+
+def test_a_full_store_does_not_look_at_all_destinations_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    with journal() as disk:
+        store = disk.create(max_messages=100, when_full=WhenFull.DROP_OLD)
+        many = [Destination.parse(f"d{number}") for number in range(100)]
+        for destination in (*many, many[0]):
+            store.send(destination, b"")
+        look, looks = Oldest._places, count()
+
+        def counted(oldest: Oldest, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
+            next(looks)
+            return look(oldest, state, volatile, after)
+
+        monkeypatch.setattr(Oldest, "_places", counted)
+        for destination in (*many[1:51], Destination.parse("new")):
+            store.send(destination, b"")
+        assert next(looks) < 200
+        assert [store.depth(destination) for destination in (*many, Destination.parse("new"))].count(1) == 100
 
 
 def test_what_is_dropped_is_told_at_once_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -120,6 +120,8 @@ class Engine:
         self._changed = 0
         """Number of the latest plan that changes subscriptions."""
         self._applied = 0
+        self.applied_seq: int = 0
+        """No message with a lower seq is still to come into the rows, but a transient one."""
         self.taken: int = 0
         """Number of the last plan that has taken effect."""
         self.interrupted: bool = False
@@ -210,6 +212,7 @@ class Engine:
     def start(self, submit: Callable[[Ticket], object]) -> None:
         """Start once the backend has filled the catalog. `submit`: the writer's."""
         self.submit = submit
+        self.applied_seq = self.sequencer.last_seq
         self._guard = self.backend.guard
         self.closed = False
         self.failed = None
@@ -438,6 +441,7 @@ class Engine:
                     change.settle(self.delivery)
         if last is not None:
             self.backend.apply(changes, last)
+            self.applied_seq = last.last_seq
         if not kinds.isdisjoint(self.hooks.followers):
             self._follow(changes)
         if plan.beside is not None:

@@ -30,7 +30,9 @@ log: logging.Logger = logging.getLogger(__name__)
 PAGE: Final = 64
 """Messages that are looked up at once."""
 FORGET_AFTER: Final = 1000
-"""Searches after which it is looked up anew where the messages of each destination begin."""
+"""Searches after which destinations that are gone are forgotten."""
+Begin = tuple[int, int, DestinationState]
+"""A seq, the number of a destination that has no message below it, the destination."""
 LOG_SECONDS: Final = 60.0
 SHOWN: Final = 5
 """Destinations that a line of the log names."""
@@ -41,8 +43,17 @@ class Oldest:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._begins: dict[DestinationState, int] = {}
-        """No message of a destination has a lower seq: as far as that was looked up."""
+        self._begins: list[Begin] | None = None
+        """A heap of all destinations but maps, each with a seq below which it has no message, as far as that was looked
+        up. None: to be made anew, also after an interruption."""
+        self._known: set[DestinationState] = set()
+        """Destinations in it."""
+        self._last: DestinationState | None = None
+        """The one that had come to the catalog last."""
+        self._taken: list[Begin] | None = None
+        """The heap, while it is searched."""
+        self._found: list[Begin] = []
+        """What is known of the destinations that the search has taken out of it."""
         self._searches = 0
 
     def take(self, lacking: Mapping[Room, Amount], grant: Grant, sized: bool) -> set[Room]:
@@ -50,10 +61,12 @@ class Oldest:
         lack some: then all that could go is held. `sized`: it matters how large they are."""
         short = set()
         for room in sorted(lacking, key=lambda room: room.state is None):  # the narrow ones first: theirs count for all
+            self._taken = None  # of a search that was interrupted
             for lease in self._free(room):
                 if self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
                     break
                 self._hold(lease, grant, sized)
+            self._keep()
             if not self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
                 short.add(room)
         return short
@@ -104,26 +117,69 @@ class Oldest:
             places = self._places(room.state, room.volatile, 0)
             yield from (lease for place in places if (lease := self._lease(room.state, place)) is not None)
             return
+        if room.volatile:
+            states = list(self._engine.catalog.by_number.values())
+            begins = [(0, one.number, one) for one in states if one.total and not one.is_map]
+            yield from self._in_order(begins, [], True)
+            return
+        begins, self._found = self._all_begins(), []
+        self._taken = begins
+        yield from self._in_order(begins, self._found, False)
+
+    def _all_begins(self) -> list[Begin]:
+        """Return the heap of destinations, with those that are new in it. Others may add some meanwhile."""
+        catalog = self._engine.catalog
+        begins, self._begins = self._begins, None
         self._searches += 1
-        if self._searches % FORGET_AFTER == 0:
-            self._begins.clear()  # also of destinations that are gone
-        heap: list[tuple[int, int, DestinationState, Iterator[Place], Place | None]] = []
-        for state in self._engine.catalog.by_number.values():
-            if state.total and not state.is_map:
-                first = self._begins.get(state, 0) if not room.volatile else 0
-                heap.append((first, state.number, state, self._places(state, room.volatile, max(first - 1, 0)), None))
-        heapq.heapify(heap)
-        while heap:
-            first, number, state, places, place = heap[0]
-            if place is not None and (lease := self._lease(state, place)) is not None:
+        if begins is None:
+            begins, self._known, self._last = [], set(), None
+        elif self._searches % FORGET_AFTER == 0 or len(begins) > 2 * len(catalog.by_number) + PAGE:
+            begins = [begin for begin in begins if catalog.by_number.get(begin[1]) is begin[2]]
+            heapq.heapify(begins)
+            self._known, self._last = {state for _, _, state in begins}, None
+        with catalog.lock:
+            last, new = self._last, list[DestinationState]()
+            for state in reversed(catalog.by_number.values()):
+                if state is last:
+                    break
+                new.append(state)
+        for state in new:
+            if state not in self._known and not state.is_map:
+                self._known.add(state)
+                heapq.heappush(begins, (0, state.number, state))
+        if new:
+            self._last = new[0]
+        return begins
+
+    def _keep(self) -> None:
+        """Keep the heap, with what was found of the destinations that a search has taken out of it. Not where that was
+        interrupted: it is made anew."""
+        if self._taken is not None:
+            for begin in self._found:
+                heapq.heappush(self._taken, begin)
+            self._begins, self._taken = self._taken, None
+
+    def _in_order(self, begins: list[Begin], found: list[Begin], volatile: bool) -> Iterator[Lease]:
+        """Yield leases of what nobody holds in these destinations, the oldest first. A destination is taken out of the
+        heap once its turn may have come; `found` gets what is known of it then."""
+        heap: list[tuple[int, int, DestinationState, Iterator[Place], Place]] = []
+        while begins or heap:
+            if begins and (not heap or begins[0][0] <= heap[0][0]):
+                begin, number, state = heapq.heappop(begins)
+                places = self._places(state, volatile, max(begin - 1, 0))
+                place = next(places, None)
+                found.append((place[SEQ] if place else self._engine.applied_seq + 1, number, state))
+                if place is not None:
+                    heapq.heappush(heap, (place[SEQ], number, state, places, place))
+                continue
+            _, number, state, places, place = heap[0]
+            if (lease := self._lease(state, place)) is not None:
                 yield lease
             following = next(places, None)
             if following is None:
                 heapq.heappop(heap)
-                continue
-            if place is None and not room.volatile:
-                self._begins[state] = following[SEQ]
-            heapq.heapreplace(heap, (following[SEQ], number, state, places, following))
+            else:
+                heapq.heapreplace(heap, (following[SEQ], number, state, places, following))
 
     def _places(self, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
         engine = self._engine
