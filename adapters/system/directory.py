@@ -6,7 +6,6 @@ store.lock      while it is open: the owner's pid and host
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import ClassVar, Final
 
 from ...policies.errors import ConfigError, PlacementError, StoreFailedError
 from .files import (
+    DENIED,
     FILE_MODE,
-    FULL,
     make_directory,
     new_directory,
     read_file,
@@ -104,8 +103,8 @@ class StoreDirectory:
 
     def lock(self) -> bytes:
         """Lock the directory; return the id. Raises StoreLockedError, PlacementError if there is no such store,
-        ConfigError if it cannot be used, and OSError if there is no room for it now, or something in it is a symbolic
-        link."""
+        ConfigError if this user may not use it, and OSError if there is no room for it now, the disk fails, or
+        something in it is a symbolic link."""
         if not self.path.is_dir():
             raise PlacementError(f"{self.path}, the directory of store {self.name!r}, is missing; nothing was created")
         try:
@@ -115,7 +114,7 @@ class StoreDirectory:
             self._locked(store_id)
         except OSError as error:
             self._lock.release()
-            if error.errno in FULL or error.errno == errno.ELOOP:
+            if error.errno not in DENIED:
                 raise
             raise ConfigError(
                 [f"store {self.name!r} cannot be opened in {self.path}: {error.strerror} ({error.filename})"]

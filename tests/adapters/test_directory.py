@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
+import anabranch
 from anabranch.adapters.memory.directory import StoreDirectory
 from anabranch.adapters.system import directory
-from anabranch.adapters.system.files import sync_directory
+from anabranch.adapters.system.files import read_file, sync_directory
+from anabranch.policies.errors import StoreFailedError
 
 
 def test_what_another_has_just_made_is_not_trusted_to_be_durable(
@@ -42,3 +46,20 @@ def test_a_directory_above_that_is_not_ours_to_read_is_no_error(
     monkeypatch.setattr(directory, "sync_directory", refuse)
     made = StoreDirectory("a", tmp_path / "stores" / "a")
     assert made.create() == made.identify()
+
+
+def test_a_disk_that_fails_is_no_mistake_in_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with anabranch.open(tmp_path) as router:
+        router.queue("q").send(b"1")
+
+    def fails(path: Path) -> bytes:
+        if path.name == "store.id":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_file(path)
+
+    with anabranch.open(tmp_path) as router:
+        with monkeypatch.context() as patched:
+            patched.setattr(directory, "read_file", fails)
+            with pytest.raises(StoreFailedError, match=r"Input/output error.*store.id.*see to the disk and try again"):
+                router.queue("q").receive()
+        assert router.queue("q").depth() == 1
