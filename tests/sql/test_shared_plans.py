@@ -10,9 +10,12 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from anabranch.adapters.core.messages import Outgoing
+
+from ..contract.disk import A
 from .server import PostgresServer
 from .shared import SharedDisk, SharedTables
-from .test_shared_groups import nodes
+from .test_shared_groups import asking, nodes
 
 READ_ALL: Final = {"stats", "stats_of_topics", "orphans"}
 """Statements that read all queues."""
@@ -52,6 +55,45 @@ def test_rows_are_found_by_the_same_index_where_the_table_is_said_to_be_empty(
             name: found for name, found in full.items() if name not in READ_ALL
         }
         assert {name for name, found in empty.items() for *_, on in found if not on} == READ_ALL
+
+
+@pytest.mark.parametrize("name", ["take", "take_grouped", "ack", "ack_all", "release", "hold", "purge", "delete"])
+def test_what_is_looked_up_is_not_read_with_the_rest_of_its_queue(
+    tmp_path: Path, sets: SharedTables, name: str
+) -> None:
+    """Behind ten messages, some with a group, that are leased and settled."""
+    with SharedDisk(tmp_path, sets) as disk:
+        store: Any = disk.create()
+        store.send_many(A, [Outgoing(b"", group="g" if number % 5 == 0 else None) for number in range(10)])
+        number = store._queues.number(A)
+        table = f"{store.options.schema_prefix}shared_messages"
+        sets.run(
+            [
+                f"INSERT INTO {table} (due, expires, sent, queue, priority, content) "
+                f"SELECT 0, 0, 0, {number}, 4, '' FROM generate_series(1, 30000)",
+                f"ANALYZE {table}",
+            ]
+        )
+        with asking(store, sets) as (cursor, statements, given):
+            take = [*given[:-1], 10]
+            if name in {"take", "take_grouped"}:
+                asked: Any = take
+            else:
+                rows = cursor.execute(statements["take"], take).fetchall()
+                assert len(rows) >= 8
+                columns = [[number] * len(rows), [row[0] for row in rows], [row[2] for row in rows]]
+                asked = {
+                    "ack": columns,
+                    "ack_all": [1, 1, *columns, len(rows)],
+                    "release": [0, *columns, [0] * len(rows)],
+                    "hold": [0, 0, 1, *columns],
+                    "purge": [number, 0, max(row[0] for row in rows) + 10, 10],
+                    "delete": [number, 0, max(row[0] for row in rows), 10],
+                }[name]
+            (((plan,),),) = cursor.execute(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statements[name]}", asked
+            ).fetchall()
+        assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 300
 
 
 def scans(store: Any, table: str) -> dict[str, list[tuple[str, str, str]]]:

@@ -31,8 +31,9 @@ Q21  A router whose row is not seen may have entered since the statement began: 
     its number is not above the last that is seen.
 Q22  Where statistics say that MESSAGES is empty, as they do of queues that are quick, the planner takes any scan for as
     good as any other, and may read all that has been sent since, and all that is gone and kept for some transaction.
-    So a row that another one names is looked up by two comparisons, which only one index serves (AT); what only asks
-    whether there is one is fenced off (OFFSET 0); and of what has a group the first are found by the order (num_nulls).
+    So a row that another one names is looked up by what can be neither hashed nor merged (AT: `ANY` of one queue, and
+    both bounds of the id; a comparison of rows would be read to the end of the queue); what only asks whether there is
+    one is fenced off (OFFSET 0); and of what has a group the first are found by the order, not farther than AHEAD.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _UNTIL: Final = f"coalesce({NOW} + nullif(%s::bigint, 0), {FOR_GOOD})"
 """The value of UNTIL for a lease of so many milliseconds; 0: without an end."""
 FIELDS: Final = "id, queue, take, deliveries, sent, expires, priority, messageid, headers, content"
 """The columns of which messages are made."""
-
+_T_FIELDS: Final = ", ".join(f"t.{name}" for name in FIELDS.split(", "))
 _COPIED: Final = "id, expires, sent, priority, messageid, member, headers, content"
 """Those that are the same for all subscriptions."""
 _M_COPIED: Final = ", ".join(f"m.{name}" for name in _COPIED.split(", "))
@@ -63,9 +64,9 @@ _LOST: Final = (
     "AND NOT EXISTS (SELECT 1 FROM {p}shared_routers r WHERE r.number = m.holder))"
 )
 _FREE: Final = f"(m.until < {NOW} OR {_LOST})"
-_AT: Final = "({row}.queue, {row}.id) >= ({place}) AND ({row}.queue, {row}.id) <= ({place})"
+_AT: Final = "{row}.queue = ANY(ARRAY[{place}.queue]) AND {row}.id >= {place}.id AND {row}.id <= {place}.id"
 """A row is at a place that another one names (Q22)."""
-_LEASED: Final = f"{_AT.format(row='m', place='a.queue, a.id')} AND m.take = a.take AND NOT {_FREE}"
+_LEASED: Final = f"{_AT.format(row='m', place='a')} AND m.take = a.take AND NOT {_FREE}"
 
 _MARK: Final = "WITH me AS (UPDATE {p}shared_connections SET last = %s WHERE number = %s RETURNING 1)"
 """What a statement begins with that changes something: rule D1."""
@@ -108,9 +109,10 @@ _READY: Final = f"m.queue = {{queue}} AND m.id >= {{first}} AND {_FREE} AND m.du
 
 _NEAR: Final = 100
 _SAMPLE: Final = 20_000
+_AHEAD: Final = 1000
 _OFTEN: Final = 3
-"""So many messages of groups are asked for one by one (Q19). Of so many behind them, the groups are looked up first to
-which more than so many belong."""
+"""So many messages of groups are asked for one by one (Q19), if the first AHEAD have as many. Of SAMPLE messages behind
+them the groups are looked up first to which more than OFTEN belong."""
 _OF_GROUP: Final = (
     "FROM {p}shared_messages g WHERE g.queue = {of}.queue AND g.member = {of}.member "
     f"AND ({_LIVE.replace('m.', 'g.')} OR NOT {_FREE.replace('m.', 'g.')} OR g.xmax <> 0)"
@@ -124,8 +126,10 @@ _ALONE: Final = (
 )
 """Nor by one behind it, which may have been leased meanwhile."""
 _GROUPS: Final = (
-    ", near AS (SELECT id FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} AND num_nulls(member) = 0 "
-    f"ORDER BY id OFFSET {_NEAR} LIMIT 1), busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
+    ", ahead AS (SELECT id, member FROM {p}shared_messages WHERE queue = {queue} AND id >= {first} "
+    f"ORDER BY id LIMIT {_AHEAD}), near AS (SELECT coalesce((SELECT id FROM ahead WHERE member IS NOT NULL "
+    f"ORDER BY id OFFSET {_NEAR} LIMIT 1), (SELECT max(id) FROM ahead)) AS id), "
+    "busy AS MATERIALIZED (SELECT s.member, (SELECT g.id "
     f"{_filled(_OF_GROUP, of='s')} ORDER BY g.id LIMIT 1) AS first FROM (SELECT queue, member FROM "
     f"{{p}}shared_messages WHERE queue = {{queue}} AND id > (SELECT id FROM near) ORDER BY id LIMIT {_SAMPLE}) s "
     f"WHERE s.member IS NOT NULL GROUP BY s.queue, s.member HAVING count(*) > {_OFTEN})"
@@ -150,9 +154,9 @@ _SUBSCRIBERS: Final = (
 _OF_TOPIC: Final = "ANY(ARRAY(SELECT s.number FROM {p}shared_queues s WHERE s.topic = %s UNION ALL SELECT %s::integer))"
 """Where the messages of a topic are; it takes the topic's number twice."""
 _OTHERS: Final = (
-    "SELECT 1 FROM {p}shared_queues os JOIN {p}shared_messages o ON "
-    f"{_AT.format(row='o', place='os.number, m.id')} WHERE os.topic = s.topic "
-    f"AND (o.queue < m.queue OR NOT {_FREE.replace('m.', 'o.')}) OFFSET 0"
+    "SELECT 1 FROM (SELECT os.number AS queue, m.id FROM {p}shared_queues os WHERE os.topic = s.topic OFFSET 0) a "
+    f"JOIN {{p}}shared_messages o ON {_AT.format(row='o', place='a')} "
+    f"WHERE o.queue < m.queue OR NOT {_FREE.replace('m.', 'o.')} OFFSET 0"
 )
 
 _ACK: Final = (
@@ -162,7 +166,7 @@ _ACK: Final = (
 _PAGE: Final = (
     "WITH page AS MATERIALIZED (SELECT m.queue, m.id FROM {p}shared_messages m WHERE m.queue = %s AND m.id > %s "
     "AND m.id <= %s{which} ORDER BY m.id LIMIT %s FOR UPDATE{skip}) DELETE FROM {p}shared_messages t USING page "
-    f"WHERE {_AT.format(row='t', place='page.queue, page.id')} RETURNING t.id"
+    f"WHERE {_AT.format(row='t', place='page')} RETURNING t.id"
 )
 _EACH: Final = (
     f"count(*) FILTER (WHERE NOT {_FREE}) AS leased, bool_and({_FREE} AND m.due > {NOW}) AS waits, "
@@ -277,11 +281,11 @@ _STATEMENTS: Final = {
     "forget_ids": "DELETE FROM {p}shared_ids WHERE id <= "
     "(SELECT id FROM {p}shared_ids ORDER BY id DESC OFFSET %s LIMIT 1)",
     # Leases
-    "take": f"{{mark}}{{groups}}, ready AS MATERIALIZED (SELECT m.queue AS of, m.id AS seq FROM {{p}}shared_messages m "
+    "take": f"{{mark}}{{groups}}, ready AS MATERIALIZED (SELECT m.queue, m.id FROM {{p}}shared_messages m "
     f"WHERE {_READY} AND (m.member IS NULL OR {{lets}}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED) "
     f"UPDATE {{p}}shared_messages AS t SET until = {_UNTIL.replace('%s', '$6')}, holder = $7, take = $8, "
-    f"deliveries = deliveries + {{counted}} FROM ready WHERE {_AT.format(row='t', place='ready.of, ready.seq')} "
-    f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {FIELDS}",
+    f"deliveries = deliveries + {{counted}} FROM ready WHERE {_AT.format(row='t', place='ready')} "
+    f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {_T_FIELDS}",
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
@@ -289,17 +293,18 @@ _STATEMENTS: Final = {
         f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE {which} AND take = %s AND until > 0"
         for which in (f"expires > 0 AND expires <= {NOW}", "deliveries > 0 AND deliveries >= %s")
     ),
-    "take_spent": "WITH spent AS MATERIALIZED (SELECT m.queue AS of, m.id AS seq FROM {p}shared_messages m WHERE "
+    "take_spent": "WITH spent AS MATERIALIZED (SELECT m.queue, m.id FROM {p}shared_messages m WHERE "
     f"{{spent}} AND {_FREE} LIMIT %s FOR UPDATE SKIP LOCKED) UPDATE {{p}}shared_messages AS t SET "
     f"until = {FOR_GOOD}, holder = %s, take = %s, deliveries = deliveries + {{counted}} FROM spent "
-    f"WHERE {_AT.format(row='t', place='spent.of, spent.seq')} RETURNING {FIELDS}",
+    f"WHERE {_AT.format(row='t', place='spent')} RETURNING {_T_FIELDS}",
     "take_expired_of_topics": "WITH first AS MATERIALIZED (SELECT m.id, s.topic FROM {p}shared_messages m "
     "CROSS JOIN LATERAL (SELECT q.topic FROM {p}shared_queues q WHERE q.number = m.queue AND q.topic IS NOT NULL "
     "OFFSET 0) s WHERE m.expires > 0 "
     f"AND m.expires <= {NOW} AND {_FREE} AND NOT EXISTS ({_OTHERS}) LIMIT %s FOR UPDATE OF m SKIP LOCKED), "
-    "gone AS (DELETE FROM {p}shared_messages m USING first, {p}shared_queues s WHERE s.topic = first.topic AND "
-    f"{_AT.format(row='m', place='s.number, first.id')} AND {_FREE} RETURNING {_M_COPIED}, "
-    "m.deliveries + {counted} AS deliveries, first.topic) "
+    "gone AS (DELETE FROM {p}shared_messages m USING (SELECT s.number AS queue, first.id, first.topic FROM first "
+    "JOIN {p}shared_queues s ON s.topic = first.topic OFFSET 0) a WHERE "
+    f"{_AT.format(row='m', place='a')} AND {_FREE} RETURNING {_M_COPIED}, "
+    "m.deliveries + {counted} AS deliveries, a.topic) "
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",
