@@ -86,14 +86,14 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Changes])
 class _Batch:
     """One caller's changes to the file, and whether they are committed."""
 
-    __slots__ = ("changes", "committed", "still")
+    __slots__ = ("changes", "committed", "still", "wanted")
 
     def __init__(self, changes: Changes, still: Callable[[DestinationRow], bool] | None = None) -> None:
         """Make a batch. `still`: for destinations that have no row yet, whether one of its rows is still wanted. Raises
         DestinationError for a name that is none."""
         for row in changes.destinations:
             row.destination  # noqa: B018  before any byte is written
-        self.changes = changes
+        self.wanted = self.changes = changes
         self.still = still
         self.committed = False
 
@@ -252,10 +252,10 @@ class DestinationsTable:
                         raise router_closed()
                     self._require_lock()
                     waiting = [waiting for waiting in list(self._waiting) if not waiting.committed]
-                    self._leave_out_known(waiting)
+                    together = self._without_known(batch, waiting)
                     try:
                         self._writing = True
-                        self._write(self._affordable(batch, waiting))
+                        self._write(self._affordable(batch, together))
                     finally:
                         self._writing = False
         except DamagedError as error:  # after an error the file is read again
@@ -264,18 +264,22 @@ class DestinationsTable:
             with suppress(ValueError):  # after an error, or Ctrl-C: the next one writes the others
                 self._waiting.remove(batch)
 
-    def _leave_out_known(self, batches: Sequence[_Batch]) -> None:
-        """Leave out of these batches the rows of new destinations that have a row by now, or are to be elsewhere. With
-        the lock held."""
-        recorded: set[Destination] = set()
-        for batch in batches:
+    def _without_known(self, own: _Batch, batches: Sequence[_Batch]) -> list[_Batch]:
+        """Return those of these batches that can be written together, `own` among them, without the rows of new
+        destinations that have a row by now, or are to be elsewhere. With the lock held."""
+        taken: list[_Batch] = []
+        coming: set[Destination] = set()
+        for batch in sorted(batches, key=lambda one: one is not own):
+            rows = batch.wanted.destinations
+            names = {row.destination for row in rows}
             if batch.still is not None:
-                rows = [
-                    row for row in batch.changes.destinations
-                    if row.destination not in recorded and row.destination not in self.destinations and batch.still(row)
-                ]  # fmt: skip
+                if not coming.isdisjoint(names):
+                    continue  # it looks again once these are written, if they are
+                rows = [row for row in rows if row.destination not in self.destinations and batch.still(row)]
                 batch.changes = Changes(destinations=rows)
-            recorded.update(row.destination for row in batch.changes.destinations)
+            coming |= names
+            taken.append(batch)
+        return taken
 
     def _refuse_reentry(self) -> None:
         """Raise instead of writing in the middle of a write (rule G3). With the lock held."""

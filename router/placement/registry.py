@@ -163,7 +163,9 @@ class StoreRegistry:
         routed = [name for name in destinations if (match := self.routing.routes.route(name)) is not None
                   and match.target.name == store.name]  # fmt: skip
         try:
-            self.record_missing(store, routed)
+            self.record_missing(store, routed, late=True)
+        except MovedError:
+            pass  # they are in another store by now
         except (AnabranchError, OSError) as error:
             log.warning("store %s: destinations that came are not recorded: %s", store.name, error)
 
@@ -596,25 +598,30 @@ class StoreRegistry:
                 raise error
         return {subscription for _, known, _ in found for subscription in known or ()}
 
-    def record_missing(self, store: Store, destinations: Iterable[Destination]) -> None:
+    def record_missing(self, store: Store, destinations: Iterable[Destination], late: bool = False) -> None:
         """Record those of these destinations of a store, to which a transaction sends or subscribes, that have no
-        row. Raises MovedError if another store was given one of them meanwhile."""
-        missing = [name for name in destinations if name not in self.by_destination]
-        if missing:
-            row = self.table.stores.get(store.store_id)
-            if row is None:
-                raise ClosedError(f"store {store.name!r} was removed")
-            with self._stores.removing(row.path):
-                missing = [name for name in missing if name not in self.table.destinations]
-                if missing:
-                    with self._stores.exclusive(row.path):
-                        if self.table.stores.get(row.store_id) is not row:
-                            raise ClosedError(f"store {row.name!r} was removed")
-                        self._record(missing, row)
-            for name in destinations:
-                held = self.table.destinations.get(name)
-                if held is not None and held.store_id != store.store_id:
-                    raise MovedError(Gate.passed(name))  # another thread has placed it by the routes in force since
+        row. `late`: it has taken effect there, whatever the routes say. Raises MovedError if another store has one of
+        them, or is to have it by the routes in force."""
+        missing = [name for name in destinations if self.by_destination.get(name) is not store]
+        if not missing:
+            return
+        routes, row = self.routing.routes, self.table.stores.get(store.store_id)
+        if row is None:
+            raise ClosedError(f"store {store.name!r} was removed")
+        with self._stores.removing(row.path):
+            new = [name for name in missing if name not in self.table.destinations]
+            if new:
+                with self._stores.exclusive(row.path):
+                    if self.table.stores.get(row.store_id) is not row:
+                        raise ClosedError(f"store {row.name!r} was removed")
+                    if late:
+                        self._record(new, row)
+                    elif all(self._routed_row(name, self.route(name)) is row for name in new):
+                        self._record(new, row, routes)
+        for name in missing:
+            held = self.table.destinations.get(name)
+            if not late if held is None else held.store_id != store.store_id:
+                raise MovedError(Gate.passed(name))
 
     def require_own(self, message: Message) -> None:
         """Raise UnknownMessageError for a message of another router."""

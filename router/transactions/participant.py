@@ -72,7 +72,7 @@ class Participant:
                     raise
         if gates.removals != removals:
             try:
-                registry.record_missing(store, self.destinations())
+                registry.record_missing(store, self.destinations(), late=True)
             except MovedError:
                 pass  # since then, with what came of this
             except (AnabranchError, OSError) as error:  # it has taken effect: the next opening finds them

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from pathlib import Path
 
 import pytest
 
 import anabranch
 from anabranch.adapters.wal.files.record_file import COPY_BYTES, FIRST, SLOT_BYTES
-from anabranch.policies.errors import CorruptionError
+from anabranch.policies.errors import CorruptionError, StoreFullError
 from anabranch.router.placement.record import DestinationRow, DestinationsTable, StoreRow
 
+from ..contract.disk import eventually
 from ..router.disk import config, contents
 
 
@@ -49,6 +52,34 @@ def test_one_flipped_bit_is_an_error_of_ours_or_changes_nothing(tmp_path: Path, 
             again.open()
             assert (again.stores, again.destinations) == (whole.stores, whole.destinations)
         again.close()
+
+
+def test_a_row_that_two_record_at_once_on_a_full_disk_is_told_to_neither(tmp_path: Path) -> None:
+    """The one whose batch was to bring it for both cannot write it."""
+    placement, told = DestinationsTable(tmp_path / "placement.records"), list[Exception]()
+    placement.open()
+    placement.record_store(StoreRow(b"s" * 16, "stores/s", "journal", "s"))
+    row = DestinationRow(0, "q", b"s" * 16, ">")
+
+    def reserve(count: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def record() -> None:
+        try:
+            placement.record_new([row], lambda row: True)
+        except StoreFullError as error:
+            told.append(error)
+
+    placement._file.reserve = reserve  # type: ignore[assignment,method-assign]
+    threads = [threading.Thread(target=record) for _ in range(2)]
+    with placement._lock:
+        for thread in threads:
+            thread.start()
+        eventually(lambda: len(placement._waiting) == 2)
+    for thread in threads:
+        thread.join()
+    assert len(told) == 2 and not placement.destinations
+    placement.close()
 
 
 @pytest.mark.parametrize("where", ["a row", "all rows", "a slot", "the end"])

@@ -38,6 +38,7 @@ from anabranch.router.placement.on_disk.repartition_progress import NAME
 
 from ..contract.disk import PATIENCE, eventually
 from ..contract.leasing import LONG, Lasting
+from ..contract.when_full import waiting
 from ..crash.traffic import Traffic
 from ..journal.test_salvage import flip, place_of
 from ..router.disk import drain
@@ -134,6 +135,41 @@ def test_an_empty_queue_goes_and_comes_again(tmp_path: Path) -> None:
         router.repartition(after)
         queue.send(b"3")
         assert drain(router, "q") == [b"3"]
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_transaction_that_waits_for_room_while_routes_change_does_nothing_by_the_old_ones(
+    tmp_path: Path, placed: bool
+) -> None:
+    """Whether another sender has come to its new queue since, or not."""
+    full = anabranch.JournalOptions(max_messages=1, when_full="block", block_timeout="60s")
+    stores = [StoreConfig("full", ["full"], journal=full), StoreConfig("one", [">"], journal=JOURNAL)]
+    after = Config(tmp_path, [*stores, StoreConfig("other", ["q"], journal=JOURNAL)])
+    with anabranch.open(Config(tmp_path, stores)) as router:
+        router.queue("r").send(b"0")
+        router.queue("full").send(b"1")
+        told = list[BaseException]()
+
+        def send() -> None:
+            try:
+                with router.transaction() as tx:
+                    tx.send("q", b"2")
+                    tx.send("full", b"2")
+            except ClosedError as error:
+                told.append(error)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        (store,) = [one for one in router._registry.open_stores() if one.name == "full"]
+        eventually(lambda: waiting(store))
+        router.repartition(after)
+        if placed:
+            router.queue("q").send(b"1")
+        assert drain(router, "full") == [b"1"]
+        sender.join()
+        assert (len(told), drain(router, "q"), drain(router, "full")) == (1, [b"1"] if placed else [], [])
+    with anabranch.open(after) as router:
+        assert router.queue("q").depth() == 0
 
 
 @pytest.mark.parametrize("how", ["send", "transaction"])
