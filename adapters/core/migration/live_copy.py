@@ -409,6 +409,7 @@ class LiveCopy:
             for channel in self._channels(copied):
                 channel.held.clear()  # by leases that nobody has: it was not to be received there yet
             self._receive_there(copied)
+        self._move_listeners(copied)
 
     def _receive_there(self, copied: DestinationState) -> None:
         """Take the marks away that keep the destination from being used in the target, with its lock held."""
