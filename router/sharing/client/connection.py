@@ -150,6 +150,7 @@ class Connection(Exchange):
             self._await(asked)
         except Exception as error:
             self._unanswered.pop(asked.number, None)
+            self._hand_over()  # it may have read for all
             lost = self._without_answer(asked, error)
             if lost is error:
                 raise
@@ -205,7 +206,7 @@ class Connection(Exchange):
                 link.cut()
             except StoreFailedError:
                 link.sends = False
-                del self._unanswered[asked.number]
+                self._unanswered.pop(asked.number, None)  # who reads may have answered it meanwhile, for the silence
                 raise
             link.sends = False
 
@@ -278,7 +279,7 @@ class Connection(Exchange):
     def _hand_over(self) -> None:
         """Let another thread read, if one waits."""
         for other in list(self._unanswered.values()):
-            if other.lock is not None:
+            if other.lock is not None and other.on_late is None:  # else its caller has gone
                 other.wake()
                 return
 

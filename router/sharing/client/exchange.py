@@ -93,6 +93,8 @@ class Exchange(ABC):
         """Called where an owner has refused one of these."""
         self.on_fork: Callable[[], None] = lambda: None
         """Called in a child as it is forked, which holds nothing."""
+        self.on_life: Callable[[], None] = lambda: None
+        """Called where an owner that did not answer does so again."""
         self.descriptors: WeakValueDictionary[int, Descriptor] = WeakValueDictionary()
         """Those of the bodies that are to be sent, which go with a Body of their number."""
         self.is_closed: bool = False
@@ -267,7 +269,8 @@ class Exchange(ABC):
                 self.ask(protocol.Ping(), is_patient=True)
             except (AnabranchError, OSError, protocol.ProtocolError) as error:
                 log.debug("the owner of %s is lost: %s", self.directory, error)
-                self._pause(RETRY_SECONDS)
+                if not self.is_closed:
+                    self._pause(RETRY_SECONDS)
 
     @abstractmethod
     def close(self) -> None:
@@ -384,6 +387,7 @@ class Exchange(ABC):
             for asked in list(self._unanswered.values()):
                 if asked.on_late is not None:
                     self.later(partial(self._end, asked))
+            self.later(self.on_life)
 
     def _end(self, asked: Asked) -> None:
         """End a request that its caller has given up."""

@@ -213,7 +213,8 @@ class RemoteLeases:
         for token in tokens:
             self._ended(token, RELEASED if request is None else ROLLED_BACK)
         self._going_back.append(request or Settle(tokens, Settlement.RELEASE, delivered=False))
-        self._tell_going_back()
+        if not self._is_retried:  # else they are told soon, this one with them
+            self._tell_going_back()
 
     def _tell_going_back(self) -> None:
         """Tell the owner what goes back. While it does not answer no thread waits for it."""
@@ -227,7 +228,8 @@ class RemoteLeases:
                 self.connection.ask(request)
             except AnabranchError as error:
                 log.debug("messages could not be given back: %s", error)
-                if type(error) is StoreFailedError:  # it has heard nothing; else it does it, or the next one does
+                # It has heard nothing, or its store has failed; else it does it, or the next one does.
+                if type(error) is StoreFailedError:
                     self._going_back.append(request)
         if self._going_back and not self._is_retried:
             self._is_retried = True

@@ -85,6 +85,7 @@ class RemoteStore(RemoteLeases):
         connection.on_reconnect = lambda: [*self.bodies.again(), *self._standing, *self._listeners.again()]
         connection.on_refused = self._refused
         connection.on_fork = self._forked
+        connection.on_life = self._tell_going_back
 
     def close(self) -> None:
         """Close the connection: the owner gives back what is held. Idempotent."""

@@ -132,7 +132,8 @@ def end_vote(
 def end_xid(session: Session, commit: bool, xid: Xid, is_own: bool, again: bool) -> None:
     """End a transaction that is prepared under its xid, as its manager says. `is_own`: the client that asks has
     prepared it. `again`: it has asked before, and nothing may be left of it; that is a success, but not of a commit
-    where it is not its own: another may have rolled that back. Raises as Router.commit, and OutcomeUnknownError."""
+    where it is not its own: another may have rolled that back, which nobody does to what a living client has prepared.
+    Raises as Router.commit, and OutcomeUnknownError."""
     router = session.router
     if not again or router._outcomes.knows(xid):
         (router.commit if commit else router.rollback)(xid)
