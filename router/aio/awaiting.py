@@ -112,17 +112,13 @@ class Each(Generic[R], AsyncIterator[R]):
 
     async def _resumed(self) -> Any:
         self._of._require_loop()
-        if self._step is None:
-            self._step = begin(self._next)
+        step, self._step = self._step or begin(self._next), None
         try:
-            found = await asyncio.shield(self._step)
+            return await asyncio.shield(step)
         except asyncio.CancelledError:
+            if not step.cancelled():
+                self._step = step
             raise
-        except BaseException:
-            self._step = None
-            raise
-        self._step = None
-        return found
 
 
 class Ahead(Generic[R], AsyncIterator[R]):
