@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.adapters.core.features.quotas.dropping import DropLog, Oldest
 from anabranch.adapters.core.record.place import Place
+from anabranch.adapters.core.service import purging
 from anabranch.adapters.core.state.leases import DestinationState
 from anabranch.adapters.core.state.limits import Grant, Room
 from anabranch.policies.config.when_full import WhenFull
@@ -137,3 +138,36 @@ def test_a_damaged_message_stays_and_those_behind_it_go() -> None:
         with pytest.raises(CorruptionError):
             store.receive(A, 0)
         assert [body[:1] for body in drain(store)] == [b"e", b"f"]
+
+
+def test_a_destination_that_comes_back_hides_none_that_is_new() -> None:
+    """One is there while a receive waits, and goes as a send to it begins."""
+    with journal() as disk:
+        store = disk.create(max_messages=3, when_full=WhenFull.DROP_OLD)
+        catalog = store._engine.catalog
+        back = catalog.state(B)
+        for _ in range(4):
+            store.send(A, b"")
+        catalog.drop(back)
+        new = Destination.parse("new")
+        catalog.state(new)
+        assert catalog.current(back) is back
+        for _ in range(4):
+            store.send(new, b"")
+        assert (store.depth(A), store.depth(new)) == (0, 3)
+
+
+def test_what_is_left_of_a_removed_destination_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one goes in pages."""
+    most = 5000
+    with journal() as disk:
+        store = disk.create(max_messages=most, when_full=WhenFull.DROP_OLD)
+        store.send_many(A, [b""] * most)
+        store.send(B, b"1")  # the search knows A
+        monkeypatch.setattr(purging.Removal, "_drop", lambda removal, channel: None)  # it is under way
+        monkeypatch.setattr(purging.Removal, "_drop_in_background", lambda removal: None)
+        store.delete(A)
+        store.send_many(B, [b""] * (most - 1))
+        for _ in range(3):
+            store.send(B, b"")
+        assert store.depth(B) == most and take(store, B).body == b""

@@ -1,7 +1,7 @@
 """Messages from the last one backwards, over rows that are asked for forwards (rows.py): a backend need know nothing of
 it, and who receives the first pays nothing for it.
 
-The last message of a queue is looked for below the place where it was found before, if nothing has come since; else
+The last message of a queue is looked for below the place where it was found before, if few have come since; else
 below the highest seq of its store. Windows grow as long as they are empty, and shrink where one holds more than a page.
 So it takes a number of questions that grows with the logarithm of how many messages other queues of the store were sent
 since.

@@ -19,6 +19,9 @@ class Catalog:
         self.destinations: dict[Destination, DestinationState] = {}
         """Destinations, those too from which somebody receives and to which nothing was sent yet."""
         self.by_number: dict[int, DestinationState] = {}
+        """What comes is at its end, also what was there before."""
+        self.added: int = 0
+        """How many have come to `by_number`, or have come again."""
         self.subscriptions: dict[int, SubscriptionState] = {}
         """By number."""
         self.leaving: dict[Channel, None] = {}
@@ -65,6 +68,7 @@ class Catalog:
     def add(self, state: DestinationState) -> None:
         """Add a destination that is there. Idempotent."""
         with self.lock:  # it may be about to be dropped
+            self.added += state.number not in self.by_number
             self.by_number[state.number] = state
             self.destinations[state.destination] = state
 

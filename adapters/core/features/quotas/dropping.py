@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from .....policies.errors import CorruptionError
@@ -48,8 +49,8 @@ class Oldest:
         up. None: to be made anew, also after an interruption."""
         self._known: set[DestinationState] = set()
         """Destinations in it."""
-        self._last: DestinationState | None = None
-        """The one that had come to the catalog last."""
+        self._seen = 0
+        """How many had come to the catalog."""
         self._taken: list[Begin] | None = None
         """The heap, while it is searched."""
         self._found: list[Begin] = []
@@ -132,23 +133,18 @@ class Oldest:
         begins, self._begins = self._begins, None
         self._searches += 1
         if begins is None:
-            begins, self._known, self._last = [], set(), None
+            begins, self._known, self._seen = [], set(), 0
         elif self._searches % FORGET_AFTER == 0 or len(begins) > 2 * len(catalog.by_number) + PAGE:
             begins = [begin for begin in begins if catalog.by_number.get(begin[1]) is begin[2]]
             heapq.heapify(begins)
-            self._known, self._last = {state for _, _, state in begins}, None
+            self._known, self._seen = {state for _, _, state in begins}, 0
         with catalog.lock:
-            last, new = self._last, list[DestinationState]()
-            for state in reversed(catalog.by_number.values()):
-                if state is last:
-                    break
-                new.append(state)
+            new = list(islice(reversed(catalog.by_number.values()), catalog.added - self._seen))
+            self._seen = catalog.added
         for state in new:
             if state not in self._known and not state.is_map:
                 self._known.add(state)
                 heapq.heappush(begins, (0, state.number, state))
-        if new:
-            self._last = new[0]
         return begins
 
     def _keep(self) -> None:
@@ -166,6 +162,8 @@ class Oldest:
         while begins or heap:
             if begins and (not heap or begins[0][0] <= heap[0][0]):
                 begin, number, state = heapq.heappop(begins)
+                if state.removed:  # what is left of it counts no more
+                    continue
                 places = self._places(state, volatile, max(begin - 1, 0))
                 place = next(places, None)
                 found.append((place[SEQ] if place else self._engine.applied_seq + 1, number, state))
