@@ -172,10 +172,11 @@ async def run_async(
         ending.set()  # for those that take no notice of being cancelled
         for worker in workers:
             worker.cancel()
-        ended, _ = await asyncio.wait(workers, timeout=_CANCELLED_SECONDS)
-        for message in list(in_hand):
-            with suppress(AnabranchError):  # it was just settled
-                await message.release(delivered=False)
+        try:
+            ended, _ = await asyncio.wait(workers, timeout=_CANCELLED_SECONDS)
+        finally:  # also where it is cancelled once more; an error is that of one that was just settled
+            going_back = [message.release(delivered=False) for message in in_hand]
+            await asyncio.gather(*going_back, return_exceptions=True)
         return [worker.exception() for worker in ended if not worker.cancelled()]
 
     with _heard_in_loop(hear):
@@ -213,26 +214,22 @@ async def _received(receiving: Coroutine[Any, Any, T | None], until: asyncio.Fut
 
 
 async def _work_async(message: AsyncMessage[T], function: Callable[[AsyncMessage[T]], Awaitable[object]]) -> None:
+    task: Any = asyncio.current_task()
+    before = task.cancelling()  # by a function that did not take it back
     try:
         async with message:
             try:
                 await function(message)
             except asyncio.CancelledError:
-                if _is_cancelled():
+                if task.cancelling() > before:
                     await message.release(delivered=False)
                 raise
     except Exception:
         _tell_of(message)
-    except asyncio.CancelledError:
-        if _is_cancelled():
+    except asyncio.CancelledError:  # of the worker, or of what its function has waited for
+        if task.cancelling() > before:
             raise
         _tell_of(message)
-
-
-def _is_cancelled() -> bool:
-    """Return whether the worker is cancelled: its function may have waited for something else that was."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _require(count: int, name: str) -> None:

@@ -282,6 +282,31 @@ def test_a_worker_that_is_cancelled_ends_though_its_function_ignores_it(router: 
     assert [message.body for message in queue.browse()] == [b"2"]
 
 
+def test_a_worker_that_is_cancelled_twice_gives_back_what_goes_on(router: anabranch.Router) -> None:
+    router.queue("q").send(b"1")
+
+    async def then(work: Any, client: AsyncRouter) -> None:
+        began, ends = asyncio.Event(), asyncio.Event()
+
+        async def function(message: AsyncMessage[bytes]) -> None:
+            began.set()
+            while not ends.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ends.wait()
+
+        working = work("q", function)
+        await began.wait()
+        working.cancel()
+        await asyncio.sleep(0.01)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert (await client.queue("q").counts())[:2] == (1, 0)
+        ends.set()
+
+    in_a_loop(router, then)
+
+
 def test_the_end_of_its_subscription_is_raised(router: anabranch.Router) -> None:
     topic = router.topic("t")
     subscriber = topic.subscribe("audit")
