@@ -88,7 +88,8 @@ class App(click.Group):
             raise Failure(f"Error: {where}{_said(error, error.strerror)}") from error
         except MemoryError as error:
             reason = f": {error}" if str(error) else ""
-            raise Failure(f"Error: out of memory{reason}; give it less to work on, or more memory") from error
+            text = f"out of memory{reason}; give it less to work on, or more memory"
+            raise Failure(f"Error: {_said(error, text)}") from error
         except KeyboardInterrupt as interrupt:
             click.echo(_said(interrupt, describe(interrupt)), err=True)
             ctx.exit(exit_code(interrupt))
