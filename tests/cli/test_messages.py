@@ -233,7 +233,7 @@ def test_queues() -> None:
     assert (rows["topic://prices"]["subscription"], rows["topic://prices"]["client_id"]) == ("desk", "c1")
     assert all(row["bytes"] > 0 for row in found)
     text = run("queues", "data").stdout
-    assert text.splitlines()[0].split() == ["queue", "ready", "leased", "delayed", "dead", "oldest", "bytes"]
+    assert text.splitlines()[0].split() == ["queue", "ready", "leased", "delayed", "dead", "oldest", "bytes", "sync"]
     assert "topic://prices c1/desk" in text and max(map(len, text.splitlines())) <= 80
 
 

@@ -252,7 +252,7 @@ def test_a_function_that_awaits_what_was_cancelled_has_failed_and_others_go_on(r
         await working
 
     in_a_loop(router, then)
-    assert queue.depth() == 0
+    eventually(lambda: queue.depth() == 0)
     (letter,) = queue.dead_letters()
     assert (letter.message.body, letter.reason) == (b"bad", "delivery_limit")
 
