@@ -411,8 +411,9 @@ def shared() -> Background:
 
 
 def unstruck(call: Callable[[], R]) -> R:
-    """Return or raise what `call` does, on a thread that no signal strikes. For foreign code with a lock that a signal
-    can leave locked. `call` needs nothing that this thread may hold."""
+    """Return or raise what `call` does, on a thread that no signal strikes: it goes on where one strikes this thread.
+    For foreign code with a lock that a signal can leave locked, and for what has to be whole. `call` needs nothing that
+    this thread may hold."""
     if threading.get_ident() != threading.main_thread().ident:
         return call()
     return shared().call(call).result()

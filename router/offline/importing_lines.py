@@ -15,11 +15,10 @@ L14  A transaction is prepared once all its messages are there, the decision log
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
 from typing import BinaryIO, Final
 
 import msgspec
@@ -32,7 +31,7 @@ from ...adapters.core.operations.destination_changes import Subscribe, Unsubscri
 from ...adapters.core.record.encoding import HEAD, Parts, encode_parts, name_of
 from ...adapters.core.record.headers import MESSAGE_ID_BYTES_MAX
 from ...adapters.core.record.large import Sized
-from ...adapters.system.conditions import Event, Thread
+from ...adapters.system.background import unstruck
 from ...policies.config import Config
 from ...policies.errors import AnabranchError, ConfigError, DestinationError
 from ...policies.names.destination import Destination
@@ -96,47 +95,6 @@ def import_lines(config: Config, file: BinaryIO, name: str, from_line: int = 1, 
         finally:
             importing.let_go()
     return importing.done
-
-
-class _Writer:
-    """Writes pages on a thread of its own, in which no signal strikes: what a page has brought is known also where one
-    strikes whoever waits for it."""
-
-    def __init__(self) -> None:
-        self._jobs = SimpleQueue[Callable[[], None] | None]()
-        self._ended = Event()
-        Thread(self._work, "import").start()
-
-    def __call__(self, call: Callable[[], None]) -> None:
-        """Call it there, and return or raise once it has ended, whatever strikes meanwhile. Raises what it raises."""
-        done, errors = Event(), list[BaseException]()
-
-        def job() -> None:
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        try:
-            self._jobs.put(job)
-            done.wait()
-        except BaseException:
-            self.close()
-            raise
-        if errors:
-            raise errors[0]
-
-    def close(self) -> None:
-        """End the thread, once all that it was given is done. Idempotent."""
-        self._jobs.put(None)
-        self._ended.wait()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-        self._ended.set()
 
 
 class _Reading:
@@ -208,7 +166,10 @@ class _Importing:
     def __init__(self, config: Config, router: Router | None, reading: _Reading, from_line: int) -> None:
         """Begin one; without a router lines are only looked at."""
         self._router, self._routes = router, config.routes()
-        self._writer = _Writer() if router is not None else None
+        self._writing = threading.Lock()
+        """Held while a page is written, by a thread that no signal strikes: what it has brought is known also where one
+        strikes whoever waits for that."""
+        self._is_over = False
         self._reading, self._from_line = reading, from_line
         self.done = Imported()
         self.next_line = 1
@@ -280,8 +241,8 @@ class _Importing:
 
     def let_go(self) -> None:
         """Wait for what is being written. Nothing can be taken any more. Idempotent."""
-        if self._writer is not None:
-            self._writer.close()
+        with self._writing:
+            self._is_over = True
 
     # Destinations
 
@@ -340,9 +301,15 @@ class _Importing:
 
     def _write(self, bringing: copying.Bringing) -> None:
         page, self._page = self._page, []
+
+        def write() -> None:
+            with self._writing:
+                if not self._is_over:
+                    bringing.page(page)
+
         try:
-            if page and self._writer is not None:
-                self._writer(partial(bringing.page, page))
+            if page:
+                unstruck(write)
         except BaseException:
             self._destination = None  # it has not come as far as the line that is read
             raise
