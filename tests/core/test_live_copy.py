@@ -214,6 +214,18 @@ def test_what_is_abandoned_is_as_it_was(both: Both) -> None:  # noqa: F811
     assert [take(both.source).body for _ in range(10)] == [b"%d" % number for number in range(1, 11)]
 
 
+def finished(both: Both) -> tuple[LiveCopy, Gate]:  # noqa: F811
+    """A copy that only has to be switched, and the gate that holds up senders until then."""
+    copy = LiveCopy(both.source, both.target, A)
+    copy.reserve()
+    copy.begin()
+    copy.follow(lambda count: None, lambda: None)
+    gate = Gate(A)
+    copy.close(gate)
+    assert copy.finish()
+    return copy, gate
+
+
 @pytest.mark.parametrize("fails", ["switch", "record"])
 def test_who_holds_what_has_moved_without_its_lease_is_told(
     both: Both,  # noqa: F811
@@ -226,13 +238,7 @@ def test_who_holds_what_has_moved_without_its_lease_is_told(
     held = [take(both.source) for _ in range(2)]
     token = held[0].token
     both.source.claim(held[1])
-    copy = LiveCopy(both.source, both.target, A)
-    copy.reserve()
-    copy.begin()
-    copy.follow(lambda count: None, lambda: None)
-    gate = Gate(A)
-    copy.close(gate)
-    assert copy.finish()
+    copy, gate = finished(both)
 
     def failed() -> None:
         raise StoreFailedError("EIO")
@@ -272,23 +278,18 @@ def test_a_target_that_fails_for_a_while_in_the_switch_is_used_on(
         message.ack()
 
     listener = both.source.listen(A, on_message, 0)
-    copy = LiveCopy(both.source, both.target, A)
-    copy.reserve()
-    copy.begin()
-    copy.follow(lambda count: None, lambda: None)
-    gate = Gate(A)
-    copy.close(gate)
-    assert copy.finish()
-    successor, calls = LiveCopy._successor, []
+    copy, gate = finished(both)
+    whose: Any = both.target._engine if fails == "check" else copy
+    usual, calls = getattr(whose, fails), []
 
     def failed(*given: Any) -> Any:
         calls.append(given)
-        if fails == "_successor" and len(calls) == 1:
-            return successor(copy, *given)
+        if len(calls) != (1 if fails == "check" else 2):  # a listener that finds it away, too, ends with that
+            return usual(*given)
         raise StoreFailedError("it is away")
 
     with monkeypatch.context() as patches:
-        patches.setattr(both.target._engine if fails == "check" else copy, fails, failed)
+        patches.setattr(whose, fails, failed)
         with pytest.raises(StoreFailedError, match="it is away"):
             copy.switch()
         copy.abandon()
