@@ -14,8 +14,7 @@ import pytest
 from anabranch.adapters.core import Store
 from anabranch.policies.errors import DestinationError
 
-from ..sql.server import PostgresServer
-from ..sql.shared import SharedTables, TwoRouters
+from ..sql.shared import SharedTables, TwoRouters, shared_tables
 from .changing import ChangingContract
 from .counting import CountingContract
 from .crediting import CreditingContract
@@ -33,14 +32,7 @@ from .settling import SettlingContract
 from .threads import ThreadsContract
 from .topics import TopicsContract
 
-
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = SharedTables(postgres.new_database())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(shared_tables)
 
 
 NOT_HAD: Final = {

@@ -184,20 +184,26 @@ def in_a_loop(
     asyncio.run(run())
 
 
+def going_on() -> tuple[Callable[[AsyncMessage[bytes]], Coroutine[Any, Any, None]], asyncio.Event, asyncio.Event]:
+    """A function that goes on though it is cancelled, what tells that it has begun, and what ends it."""
+    began, ends = asyncio.Event(), asyncio.Event()
+
+    async def function(message: AsyncMessage[bytes]) -> None:
+        began.set()
+        while not ends.is_set():
+            with suppress(asyncio.CancelledError):
+                await ends.wait()
+
+    return function, began, ends
+
+
 def test_a_second_signal_gives_back_what_a_function_holds_that_goes_on_though_cancelled(
     router: anabranch.Router,
 ) -> None:
     router.queue("q").send(b"1")
 
     async def then(work: Any, client: AsyncRouter) -> None:
-        began, ends = asyncio.Event(), asyncio.Event()
-
-        async def function(message: AsyncMessage[bytes]) -> None:
-            began.set()
-            while not ends.is_set():
-                with suppress(asyncio.CancelledError):
-                    await ends.wait()
-
+        function, began, ends = going_on()
         working = work("q", function)
         await began.wait()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -286,14 +292,7 @@ def test_a_worker_that_is_cancelled_twice_gives_back_what_goes_on(router: anabra
     router.queue("q").send(b"1")
 
     async def then(work: Any, client: AsyncRouter) -> None:
-        began, ends = asyncio.Event(), asyncio.Event()
-
-        async def function(message: AsyncMessage[bytes]) -> None:
-            began.set()
-            while not ends.is_set():
-                with suppress(asyncio.CancelledError):
-                    await ends.wait()
-
+        function, began, ends = going_on()
         working = work("q", function)
         await began.wait()
         working.cancel()

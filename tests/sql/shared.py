@@ -23,6 +23,7 @@ from anabranch.adapters.sql.shared.tables import VERSION
 from anabranch.policies.config.options import SqlOptions
 
 from ..contract.disk import Disk, eventually
+from .server import PostgresServer
 
 NAMES = [text.split("{p}")[1].split()[0] for text in TABLES if text.startswith("CREATE") and "TABLE" in text][1:]
 """The tables, but that which says whose they are."""
@@ -93,6 +94,15 @@ class SharedTables:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def shared_tables(postgres: PostgresServer) -> Iterator[SharedTables]:
+    """A fixture: tables in a database of their own, on the server of the tests."""
+    if postgres.pid is None:
+        postgres.start()
+    sets = SharedTables(postgres.new_database())
+    yield sets
+    sets.close()
 
 
 class SharedDisk(Disk):

@@ -19,20 +19,13 @@ from anabranch.policies.errors import UnknownMessageError
 from ..contract.disk import A, assert_whole, drain, take
 from ..contract.expiring import HOUR as HOUR_MS
 from ..contract.expiring import undelivered
-from .server import PostgresServer
-from .shared import CLOCK, SharedDisk, SharedTables
+from .shared import CLOCK, SharedDisk, SharedTables, shared_tables
 from .test_shared_times import now_ms
 
 HOUR: Final = 3600.0
 
 
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = SharedTables(postgres.new_database())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(shared_tables)
 
 
 @pytest.fixture

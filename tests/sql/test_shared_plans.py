@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +12,7 @@ import pytest
 from anabranch.adapters.core.messages import Outgoing
 
 from ..contract.disk import A
-from .server import PostgresServer
-from .shared import SharedDisk, SharedTables
+from .shared import SharedDisk, SharedTables, shared_tables
 from .test_shared_groups import asking, nodes
 
 READ_ALL: Final = {"stats", "stats_of_topics", "orphans"}
@@ -23,13 +21,7 @@ COMMANDS: Final = {"begin", "lock_waiting", "empty_waiting"}
 """Those that cannot be prepared."""
 
 
-@pytest.fixture
-def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = SharedTables(postgres.new_database())
-    yield sets
-    sets.close()
+sets = pytest.fixture(shared_tables)
 
 
 @pytest.mark.parametrize("count", [100, 30_000])

@@ -26,8 +26,7 @@ from ..children import run_program
 from ..contract.disk import PATIENCE, A, Parallel, bodies, drain, eventually, take
 from ..contract.expiring import HOUR, GoingClock, going_by, undelivered
 from .leased import Shared, databases
-from .server import PostgresServer
-from .shared import SharedDisk, SharedTables
+from .shared import SharedDisk, SharedTables, shared_tables
 
 SHORT = 0.05
 """Seconds of a lease, or a delay, whose end is waited for."""
@@ -36,13 +35,7 @@ LONG = 3600.0
 shared = pytest.fixture(databases, params=["shared"])
 
 
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = SharedTables(postgres.new_database())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(shared_tables)
 
 
 @pytest.fixture

@@ -35,20 +35,13 @@ from ..contract.disk import PATIENCE, A, Parallel, T, assert_whole, bodies, drai
 from ..contract.expiring import undelivered
 from ..contract.preparing import to
 from ..contract.topics import BOOK, DESK, U, offline, subscribed, take_for
-from .server import PostgresServer
-from .shared import SharedDisk, SharedTables
+from .shared import SharedDisk, SharedTables, shared_tables
 
 ROUNDS = 20
 """How often two meet that may come in either order."""
 
 
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[SharedTables]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = SharedTables(postgres.new_database())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(shared_tables)
 
 
 @pytest.fixture
