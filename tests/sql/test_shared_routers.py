@@ -175,6 +175,30 @@ def test_a_queue_that_one_has_made_is_there_in_the_other(shared: Shared) -> None
     assert other.queue("sent").depth() == 1
 
 
+def test_who_only_receives_asks_for_its_queue_once(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a send there declares it, so that it stays when it is empty."""
+    one, other = opened(shared, "one", "other")
+    one.queue("w").receive(timeout=0.01)  # made, and not declared
+    store = store_of(other)
+    asked: list[str] = []
+    look = store._database.look
+
+    def looked(name: str, *given: Any) -> list[Any]:
+        asked.append(name)
+        return look(name, *given)
+
+    monkeypatch.setattr(store._database, "look", looked)
+    for _ in range(3):
+        assert other.queue("w").receive() is None
+    assert asked.count("queue") == 1
+    other.queue("w").send(b"1")
+    assert asked.count("declare") == 1
+    message = other.queue("w").receive()
+    assert message is not None
+    message.ack()
+    assert "w" in {destination.name for destination in store.destinations()}
+
+
 def test_a_pattern_finds_queues_that_do_not_come_in_the_order_of_their_numbers(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +382,7 @@ def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(store._database, "look", refusing)
+        patch.setattr(store._queues, "note", lambda *_: None)  # it is forgotten meanwhile
         with pytest.raises(StoreFailedError):
             getattr(store, how)(queue.destination, 1 if how == "take" else seq)
     store.take_undelivered()

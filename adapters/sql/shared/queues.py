@@ -27,12 +27,14 @@ class Queues:
         self._name, self._database = name, database
         self._numbers: dict[tuple[Destination, SubscriptionKey | None], int] = {}
         self._sources: dict[int, Source] = {}
+        self._declared: set[int] = set()
+        """Those that were found to be declared, or were made so."""
 
     def number(self, destination: Destination, make: bool = True, declared: bool = True) -> int:
         """Return the number of a queue or a topic; 0 for one that is not there and is not to be made. Raises
         DestinationError."""
         number = self._numbers.get((destination, None))
-        if number is not None:
+        if number is not None and (not make or not declared or number in self._declared):
             return number
         if destination.kind is Kind.MAP:
             raise DestinationError(
@@ -42,11 +44,14 @@ class Queues:
         found = self._database.look("queue", name)
         if make and not (found and found[0][1] >= declared):
             found = self._database.look("declare", name, declared)
+            found = [(*found[0], declared)]
         if not found:
             return 0
-        if make:
-            self.note(found[0][0], Source(destination))
-        return int(found[0][0])
+        number = int(found[0][0])
+        self.note(number, Source(destination))
+        if found[0][1]:
+            self._declared.add(number)
+        return number
 
     def declare(self, destination: Destination) -> None:
         """Declare a queue or a topic, whatever is known of it here."""
@@ -110,6 +115,7 @@ class Queues:
         """Ask for a number once more: a queue was deleted, and who sends there declares it anew; or a subscription has
         ended."""
         source = self._sources.get(number)
+        self._declared.discard(number)
         if source is not None and self._numbers.get(source) == number:
             self._numbers.pop(source, None)
 
@@ -117,6 +123,7 @@ class Queues:
         """Ask for all numbers once more."""
         self._numbers.clear()
         self._sources.clear()
+        self._declared.clear()
 
 
 def text_of(destination: Destination) -> str:
