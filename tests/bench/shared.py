@@ -71,7 +71,7 @@ class Anabranch:
     )
 
     def __init__(self, url: str, directory: str) -> None:
-        stores = [{"name": "all", "match": ["queue://>"], "sql": {"url": url, "shared": True, "pool_min": 1}}]
+        stores = [{"name": "all", "match": ["queue://>"], "sql": {"url": url, "shared": True, "pool_min": 2}}]
         (Path(directory) / "stores.yaml").write_text(json.dumps({"directory": ".", "stores": stores}))
         self._router = anabranch.open(directory)
         self._queue = self._router.queue("q")

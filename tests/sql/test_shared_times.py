@@ -489,6 +489,16 @@ def test_what_a_router_prepared_that_is_gone_is_rolled_back_by_others(disk: Shar
     assert [prepared.transaction for prepared in other.recover_prepared()] == [b"\1", b"\2"]
 
 
+def test_a_look_for_what_is_not_delivered_any_more_commits_nothing(disk: SharedDisk) -> None:
+    """Each router looks each second."""
+    store: Any = disk.create(max_deliveries=3, dead_letter="dlq")
+    store.send(A, b"1")
+    take(store).release()
+    commits = store._database.commits
+    assert store.take_undelivered() == []
+    assert store._database.commits == commits
+
+
 def test_it_is_closed_while_the_database_does_not_answer(disk: SharedDisk, sets: SharedTables) -> None:
     store: Any = disk.create(response_timeout=0.3, outcome_timeout=0.1, router_timeout=0.6)
     table = f"{store.options.schema_prefix}shared_routers"

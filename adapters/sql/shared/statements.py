@@ -308,6 +308,10 @@ _STATEMENTS: Final = {
     f"INSERT INTO {{p}}shared_messages ({_COPIED}, deliveries, queue, due, until, holder, take) "
     f"SELECT DISTINCT ON (id) {_COPIED}, deliveries, topic, 0, {FOR_GOOD}, %s, %s FROM gone "
     f"ORDER BY id, deliveries DESC ON CONFLICT (queue, id) DO NOTHING RETURNING {FIELDS}",
+    # Whether there may be any: most often there is none, and this changes nothing.
+    "has_undelivered": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages m WHERE m.expires > 0 "
+    f"AND m.expires <= {NOW} AND {_FREE} OFFSET 0) OR EXISTS (SELECT 1 FROM {{p}}shared_messages m WHERE "
+    f"m.deliveries > 0 AND m.deliveries >= %s - 1 AND m.deliveries + {{late}} >= %s AND {_FREE} OFFSET 0)",
     "take_again": f"UPDATE {{p}}shared_messages AS m SET until = {_UNTIL}, holder = %s, take = %s "
     f"WHERE m.queue = %s AND m.id = %s AND {_FREE} AND (m.member IS NULL OR {_ALONE}) RETURNING {FIELDS}",
     "held": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "

@@ -561,6 +561,8 @@ class SharedStore:
         self.leases.forget_late()
         self._sending.forget_ids()
         self._end_left()
+        if not self._database.look("has_undelivered", self._most_deliveries, self._most_deliveries)[0][0]:
+            return []
 
         number = random.getrandbits(62)
 
