@@ -137,7 +137,7 @@ class Consumer(Backlog[T]):
         """Lease the first message that nobody holds, waiting up to `timeout` seconds for one (None: for ever).
 
         With `newest` it is the last one that was sent, of the most urgent priority: last in, first out. A call that
-        waits gets the first one that comes. Raises DestinationError in a store that several machines share.
+        waits gets the first one that comes.
 
         The message is this process's until `message.ack()` or `message.release()`; when the process ends, all its
         leases do. With `lease`, or the store's option `lease_timeout`, it is free again after so many seconds, counted

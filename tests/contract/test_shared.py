@@ -1,6 +1,6 @@
 """A store that many routers share keeps the contract of queues and topics with two routers, of which one sends what the
 other receives, but for what NOT_HAD says, and for what moves the clock of this process (waiting.py, ages.py) or asks
-for what it does not keep (keyed.py, large.py, newest.py, nonpersistent.py, limits.py, when_full.py, marking.py)."""
+for what it does not keep (keyed.py, large.py, nonpersistent.py, limits.py, when_full.py, marking.py)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Final
 import pytest
 
 from anabranch.adapters.core import Store
-from anabranch.policies.errors import DestinationError
 
 from ..sql.shared import SharedTables, TwoRouters, shared_tables
 from .changing import ChangingContract
 from .counting import CountingContract
 from .crediting import CreditingContract
 from .deliveries import DeliveriesContract
-from .disk import PLACES, A, Disk
+from .disk import PLACES, Disk
 from .expiring import Clock, ExpiringContract, GoingClock, going_by
 from .grouping import GroupingContract
 from .leasing import LONG, Lasting, LeasingContract
 from .lifecycle import LifecycleContract
+from .newest import NewestContract
 from .preparing import PreparingContract
 from .receiving import ReceivingContract
 from .removing import RemovingContract
@@ -60,6 +60,7 @@ NOT_HAD: Final = {
         "test_one_that_came_back_before_it_was_looked_up_stops_too",
         "test_groups_have_the_order_of_their_queue",
         "test_it_comes_back_at_its_old_place",
+        "test_the_newest_of_the_most_urgent",
     ),
     "of one whose lease ran out it says less, and its clock is not that of core's leases": (
         "test_a_clock_before_1970",
@@ -74,6 +75,10 @@ NOT_HAD: Final = {
     ),
     "a message that is sent to come later holds up those of its group behind it": (
         "test_groups_what_is_sent_to_come_later_is_passed",
+    ),
+    "the newest message is none that another of its group comes before": (
+        "test_the_newest_of_a_group_leaves_the_others_once_each",
+        "test_the_newest_of_a_group_one_at_a_time",
     ),
     "it writes to no disk of ours, and has no writer that could fail": (
         "test_an_ack_that_fails_later",
@@ -132,7 +137,7 @@ class MovedLeases(Lasting):
 class TestShared(
     SendingContract, ReceivingContract, SettlingContract, DeliveriesContract, CountingContract, LeasingContract,
     RemovingContract, PreparingContract, LifecycleContract, ThreadsContract, ExpiringContract,
-    GroupingContract, TopicsContract, ChangingContract, CreditingContract,
+    GroupingContract, TopicsContract, ChangingContract, CreditingContract, NewestContract,
 ):  # fmt: skip
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "place" in metafunc.fixturenames:
@@ -159,11 +164,6 @@ class TestShared(
     def lasting(self, monkeypatch: pytest.MonkeyPatch, sets: SharedTables) -> Iterator[Lasting]:
         yield MovedLeases(monkeypatch, sets)
         sets.set_clock(0)
-
-    def test_the_newest_is_refused(self, store: Store) -> None:
-        store.send(A, b"1")
-        with pytest.raises(DestinationError, match="which several machines share"):
-            store.receive(A, 0, newest=True)
 
 
 for _name in itertools.chain.from_iterable(NOT_HAD.values()):

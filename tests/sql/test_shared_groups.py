@@ -36,8 +36,8 @@ def disk(tmp_path: Path, sets: SharedTables) -> Iterator[SharedDisk]:
 
 def test_whoever_looks_finds_what_the_rules_say(disk: SharedDisk) -> None:
     """Two routers, of which one has noted that the queue has groups, beside a list of what must be found."""
-    one = disk.create(lease_timeout=HOUR)
-    other = disk.beside(one)
+    one: Any = disk.create(lease_timeout=HOUR)
+    other: Any = disk.beside(one)
     assert other.receive(A) is None  # it was without groups then
     chance = random.Random(5)
     groups = ["hot"] * 500 + [f"g{n % 40}" for n in range(300)] + [None] * 40 + [f"s{n}" for n in range(60)]
@@ -48,15 +48,17 @@ def test_whoever_looks_finds_what_the_rules_say(disk: SharedDisk) -> None:
     waiting: set[int] = set()
 
     def ready(most: int) -> list[int]:
+        """The newest first, for less than 0."""
         first: dict[str, int] = {}
         found = [seq for seq, group in there if group is None or first.setdefault(group, seq) == seq]
-        return [seq for seq in found if seq not in held and seq not in waiting][:most]
+        free = [seq for seq in found if seq not in held and seq not in waiting]
+        return free[:most] if most > 0 else free[: most - 1 : -1]
 
     for step in range(120):
-        most = chance.choice((1, 3, 50, 500))
+        most = chance.choice((1, 3, 50, 500, -1, -1, -50))
         expected = ready(most)
-        messages = (one, other)[step % 2].receive_many(A, most)
-        assert [message.seq for message in messages] == expected
+        messages = (one, other)[step % 2].receive_many(A, abs(most), newest=most < 0)
+        assert [message.seq for message in messages] == sorted(expected)
         held.update({message.seq: message for message in messages})
         for seq in chance.sample(sorted(held), len(held) // 2):
             message = held.pop(seq)

@@ -49,7 +49,10 @@ def test_rows_are_found_by_the_same_index_where_the_table_is_said_to_be_empty(
         assert {name for name, found in empty.items() for *_, on in found if not on} == READ_ALL
 
 
-@pytest.mark.parametrize("name", ["take", "take_grouped", "ack", "ack_all", "release", "hold", "purge", "delete"])
+TAKES: Final = {"take", "take_grouped", "take_newest", "take_grouped_newest"}
+
+
+@pytest.mark.parametrize("name", [*sorted(TAKES), "ack", "ack_all", "release", "hold", "purge", "delete"])
 def test_what_is_looked_up_is_not_read_with_the_rest_of_its_queue(
     tmp_path: Path, sets: SharedTables, name: str
 ) -> None:
@@ -68,7 +71,7 @@ def test_what_is_looked_up_is_not_read_with_the_rest_of_its_queue(
         )
         with asking(store, sets) as (cursor, statements, given):
             take = [*given[:-1], 10]
-            if name in {"take", "take_grouped"}:
+            if name in TAKES:
                 asked: Any = take
             else:
                 rows = cursor.execute(statements["take"], take).fetchall()

@@ -23,7 +23,7 @@ Q18  What has expired is taken for all subscriptions of a topic at once, if none
     the number of the topic.
 Q19  Whether its group is held is asked of each message by itself in a queue that had no groups when it was looked for
     (heads.py). In others only of the first ones: of what is behind NEAR, the groups that come often are looked up once,
-    and their messages cost no more than others to be passed.
+    and their messages cost no more than others to be passed. Who takes the last messages goes the same way backwards.
 Q20  When a subscription ends its row goes, and its messages are nobody's: no row has their number, and nothing but what
     removes them finds them. Who ended it does, in pages; or who opens the store next, or finds that router gone.
 Q21  A router whose row is not seen may have entered since the statement began: what was leased meanwhile is looked at
@@ -139,6 +139,14 @@ _LET_OF_GROUPS: Final = (
     "ELSE m.id IN (SELECT first FROM busy) END"
 )
 """The same in a queue that has groups."""
+_BACKWARDS: Final = {
+    "ORDER BY m.id LIMIT": "ORDER BY m.id DESC LIMIT",
+    "ORDER BY id ": "ORDER BY id DESC ",
+    "max(id)": "min(id)",
+    "id > (SELECT id FROM near)": "id < (SELECT id FROM near)",
+    "id <= (SELECT id FROM near)": "id >= (SELECT id FROM near)",
+}
+"""What makes a statement that takes the first messages take the last ones. The first of a group stays its first."""
 
 _INTO: Final = (
     "INSERT INTO {p}shared_messages AS m (id, queue, messageid, due, expires, sent, priority, member, headers, content)"
@@ -433,6 +441,8 @@ class Statements:
             "take": _filled(take, groups="", lets=_LET, limit="$5"),
             "take_grouped": _filled(take, groups=_GROUPS, lets=_LET_OF_GROUPS, queue="$3", first="$4", limit="$5"),
         }
+        for name in ("take", "take_grouped", "taken"):
+            statements[f"{name}_newest"] = _backwards(statements[name])
         counted = "1" if count_on_receive else late
         given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix, "ids": ids}
         said = {name: _filled(text, **given) for name, text in statements.items()}
@@ -452,6 +462,13 @@ class Statements:
 
     def __getitem__(self, name: str) -> str:
         return self._said[name]
+
+
+def _backwards(text: str) -> str:
+    """Return the same that begins with the last message."""
+    for forwards, backwards in _BACKWARDS.items():
+        text = text.replace(forwards, backwards)
+    return text
 
 
 def _numbered(text: str) -> str:

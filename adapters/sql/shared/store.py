@@ -27,7 +27,6 @@ from ....policies.config.options import SqlOptions, refused_to_clients
 from ....policies.errors import (
     AnabranchError,
     ClosedError,
-    DestinationError,
     OutcomeUnknownError,
     PlacementError,
     StoreFailedError,
@@ -394,8 +393,9 @@ class SharedStore:
         most: int,
         lease: float | None = None,
         subscription: SubscriptionKey | None = None,
+        newest: bool = False,
     ) -> list[Message]:
-        """Lease up to so many messages of a queue or a subscription."""
+        """Lease up to so many messages of a queue or a subscription, the first or the last ones."""
         self._require_open()
         number = self._queues.receiving(destination, subscription)
         if not number:
@@ -406,12 +406,13 @@ class SharedStore:
         began = time.monotonic()
         first, is_grouped = heads.first(number), heads.has_groups(number, lambda queue: look("has_groups", queue)[0][0])
         given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
-        name, is_taken = "take_grouped" if is_grouped else "take", False
+        which = "_newest" if newest else ""
+        name, is_taken = f"take{'_grouped' if is_grouped else ''}{which}", False
 
         def lost(_: list[int]) -> list[Any]:
             nonlocal is_taken
             is_taken = True
-            return look("taken", number, first, take, most)
+            return look(f"taken{which}", number, first, take, most)
 
         try:
             rows = self._database.once(name, *given, lost=lost)
@@ -428,7 +429,7 @@ class SharedStore:
             heads.note(number, first, seconds_taken, lambda first: int(look("first_live", number, first)[0][0]))
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
-            return self.take(destination, most, lease, subscription)
+            return self.take(destination, most, lease, subscription, newest)
         return messages
 
     def _message(self, row: Sequence[Any], seconds: float | None, leased: bool = True) -> Message:
@@ -456,13 +457,8 @@ class SharedStore:
         lease: float | None = None,
         newest: bool = False,
     ) -> Message | None:
-        """Lease one message, as Store.receive. Raises DestinationError for the newest."""
-        if newest:
-            raise DestinationError(
-                f"{destination} is in store {self.name!r}, which several machines share, and which gives its oldest "
-                "message first: leave `newest` out, or route the queue to another kind of store"
-            )
-        messages = self.receive_many(destination, 1, timeout, subscription, lease)
+        """Lease one message, as Store.receive. The newest is none that another of its group comes before (Q14)."""
+        messages = self.receive_many(destination, 1, timeout, subscription, lease, newest)
         return messages[0] if messages else None
 
     def receive_many(
@@ -472,13 +468,14 @@ class SharedStore:
         timeout: float | None = 0,
         subscription: SubscriptionKey | None = None,
         lease: float | None = None,
+        newest: bool = False,
     ) -> list[Message]:
-        """Lease many messages, as Store.receive_many."""
+        """Lease many messages, as Store.receive_many, or the newest ones."""
         if lease is not None:
             require_seconds(lease, "lease")
         if most <= 0:
             return []
-        asked = destination, most, lease, subscription
+        asked = destination, most, lease, subscription, newest
         messages = self.take(*asked) if timeout == 0 else self._waited(timeout, *asked)
         for message in messages:
             self.note_handed(message)
@@ -502,13 +499,14 @@ class SharedStore:
 
     def look(
         self, waiter: Waiter, destination: Destination, most: int, lease: float | None = None,
-        subscription: SubscriptionKey | None = None,
+        subscription: SubscriptionKey | None = None, newest: bool = False,
     ) -> list[Message]:  # fmt: skip
         """Take messages; if there are none, look once more with `waiter` in line, where it then is."""
-        messages = self.take(destination, most, lease, subscription)
+        asked = destination, most, lease, subscription, newest
+        messages = self.take(*asked)
         if not messages:
             self.waiting.enter(self.receiving(destination, subscription), waiter)
-            messages = self.take(destination, most, lease, subscription)
+            messages = self.take(*asked)
         return messages
 
     def receive_or_watch(
