@@ -27,7 +27,7 @@ from anabranch.policies.names.destination import Destination
 from ..contract.disk import A, B, C, eventually, take
 from ..crash.interrupts import everywhere
 from . import test_interrupts
-from .made import memory, onefile
+from .made import memory
 from .test_copying import Both, both  # noqa: F401
 from .test_interrupts import emptied
 from .test_live_copy import moved
@@ -42,27 +42,25 @@ def abandon(store: Store) -> None:
     assert store.receive(A) is not None
 
 
-def test_only_what_is_in_hand_is_seen_to() -> None:
+def test_only_what_is_in_hand_is_seen_to(store: Store) -> None:
     """What was settled, or looked at, is a message as any other."""
-    with onefile() as disk:
-        store = disk.create()
-        store.send_many(A, [b"%d" % n for n in range(6)])
-        (browsed, *_) = store.browse(A)
-        one, two, three = (take(store) for _ in range(3))
-        assert [type(message) for message in (browsed, one)] == [Message, ReceivedMessage]
-        assert isinstance(one, Message)
-        assert repr(one) == f"<Message {one.seq} of queue://a, 1 bytes>"
-        heard: list[Message] = []
-        listener = store.listen(A, heard.append)
-        many = store.receive_many(A, 2)
-        eventually(lambda: heard)
-        listener.close()
-        assert {type(message) for message in (*many, *heard)} == {ReceivedMessage}
-        one.ack()
-        two.release()
-        store.claim(three)
-        store.commit([], [three])
-        assert {type(message) for message in (one, two, three)} == {Message}
+    store.send_many(A, [b"%d" % n for n in range(6)])
+    (browsed, *_) = store.browse(A)
+    one, two, three = (take(store) for _ in range(3))
+    assert [type(message) for message in (browsed, one)] == [Message, ReceivedMessage]
+    assert isinstance(one, Message)
+    assert repr(one) == f"<Message {one.seq} of queue://a, 1 bytes>"
+    heard: list[Message] = []
+    listener = store.listen(A, heard.append)
+    many = store.receive_many(A, 2)
+    eventually(lambda: heard)
+    listener.close()
+    assert {type(message) for message in (*many, *heard)} == {ReceivedMessage}
+    one.ack()
+    two.release()
+    store.claim(three)
+    store.commit([], [three])
+    assert {type(message) for message in (one, two, three)} == {Message}
 
 
 def test_one_with_a_large_body_is_seen_to_likewise() -> None:
@@ -90,69 +88,59 @@ def test_one_with_a_large_body_is_seen_to_likewise() -> None:
         assert type(message) is DecodedMessage
 
 
-def test_the_warning_names_the_line_that_let_go() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        message = store.receive(A)
-        with pytest.warns(ResourceWarning, match="let go of without ack") as told:
-            message = None
-        assert message is None
-        assert [one.filename for one in told] == [__file__]
+def test_the_warning_names_the_line_that_let_go(store: Store) -> None:
+    store.send(A, b"1")
+    message = store.receive(A)
+    with pytest.warns(ResourceWarning, match="let go of without ack") as told:
+        message = None
+    assert message is None
+    assert [one.filename for one in told] == [__file__]
 
 
-def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder) -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        message = store.receive(A)
-        store._engine.fail(OSError("gone"))
-        del message
-        assert not store.abandoned
+def test_in_a_store_that_has_failed_nobody_holds_anything(recwarn: pytest.WarningsRecorder, store: Store) -> None:
+    store.send(A, b"1")
+    message = store.receive(A)
+    store._engine.fail(OSError("gone"))
+    del message
+    assert not store.abandoned
+    with pytest.raises(StoreFailedError):
+        store.take_undelivered()
+    assert [warned for warned in recwarn if warned.category is ResourceWarning] == []
+
+
+def test_nor_when_the_process_ends(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    store.send(A, b"1")
+    with monkeypatch.context() as patches:
+        patches.setattr(sys, "is_finalizing", lambda: True)
+        abandon(store)
+    assert not store.abandoned
+    assert store.counts(A).leased == 1
+
+
+def test_it_is_noted_with_whatever_lock_held(memory_store: Store) -> None:
+    memory_store.send_many(A, [b"1", b"2"])
+    held = [memory_store.receive(A), memory_store.receive(A)]
+    with memory_store._engine.lock, memory_store._engine.delivery.lock, memory_store.abandoned._lock:
+        held.pop()
+        gc.collect()
+    held.clear()
+    memory_store.take_undelivered()
+    assert memory_store.counts(A) == (2, 0, 0, 0)
+
+
+def test_what_cannot_be_given_back_now_is_later(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    store.send(A, b"1")
+    abandon(store)
+
+    def away(leases: object) -> None:
+        raise StoreFailedError("away")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(store.abandoned, "_give_back", away)
         with pytest.raises(StoreFailedError):
             store.take_undelivered()
-        assert [warned for warned in recwarn if warned.category is ResourceWarning] == []
-
-
-def test_nor_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        with monkeypatch.context() as patches:
-            patches.setattr(sys, "is_finalizing", lambda: True)
-            abandon(store)
-        assert not store.abandoned
-        assert store.counts(A).leased == 1
-
-
-def test_it_is_noted_with_whatever_lock_held() -> None:
-    with memory() as disk:
-        store = disk.create()
-        store.send_many(A, [b"1", b"2"])
-        held = [store.receive(A), store.receive(A)]
-        with store._engine.lock, store._engine.delivery.lock, store.abandoned._lock:
-            held.pop()
-            gc.collect()
-        held.clear()
-        store.take_undelivered()
-        assert store.counts(A) == (2, 0, 0, 0)
-
-
-def test_what_cannot_be_given_back_now_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        abandon(store)
-
-        def away(leases: object) -> None:
-            raise StoreFailedError("away")
-
-        with monkeypatch.context() as patches:
-            patches.setattr(store.abandoned, "_give_back", away)
-            with pytest.raises(StoreFailedError):
-                store.take_undelivered()
-        store.take_undelivered()
-        assert take(store).deliveries == 2
+    store.take_undelivered()
+    assert take(store).deliveries == 2
 
 
 def test_what_has_moved_is_free_where_it_is(both: Both) -> None:  # noqa: F811
@@ -176,22 +164,20 @@ def test_what_has_moved_is_free_where_it_is(both: Both) -> None:  # noqa: F811
     assert token.partition(".")[2]
 
 
-def test_one_that_is_just_moving_is_looked_at_again() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        message = store.receive(A)
-        assert message is not None
-        gate, frozen = Gate.passed(A), dict[object, int]()
-        store._engine.delivery.freeze([store._engine.catalog.state(A).channel], gate, frozen)  # type: ignore[arg-type]
-        lease = message._note
-        del message
-        store.take_undelivered()
-        assert store.abandoned.has_moving
-        assert store.receive(B) is None
-        lease.hold = frozen[lease]
-        store.take_undelivered()
-        assert take(store).deliveries == 2
+def test_one_that_is_just_moving_is_looked_at_again(store: Store) -> None:
+    store.send(A, b"1")
+    message = store.receive(A)
+    assert message is not None
+    gate, frozen = Gate.passed(A), dict[object, int]()
+    store._engine.delivery.freeze([store._engine.catalog.state(A).channel], gate, frozen)  # type: ignore[arg-type]
+    lease = message._note
+    del message
+    store.take_undelivered()
+    assert store.abandoned.has_moving
+    assert store.receive(B) is None
+    lease.hold = frozen[lease]
+    store.take_undelivered()
+    assert take(store).deliveries == 2
 
 
 def test_ctrl_c_where_they_are_given_back(a_store: Store) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.features.quotas.dropping import DropLog, Oldest
 from anabranch.adapters.core.record.place import Place
 from anabranch.adapters.core.service import purging
@@ -23,41 +24,37 @@ from ..journal.disk import segments_of
 from .made import journal
 
 
-def test_the_oldest_of_all_destinations_go_first() -> None:
-    with journal() as disk:
-        store = disk.create()
-        for number in range(300):
-            store.send((A, B)[number % 2], b"%d" % number)
-        held = take(store, B)
-        engine = store._engine
-        oldest, room = Oldest(engine), Room("s", 10, None, lambda: (0, 0))
-        for _ in range(2):  # what was looked up before is not looked up again, and what is given back is there again
-            grant = Grant()
-            with engine.lock:
-                assert oldest.take({room: (200, 0)}, grant, False) == set()
-            assert [lease.seq for lease in grant.evicted] == [seq for seq in range(1, 202) if seq != held.seq]
-            message = take(store, A)
-            assert message.seq > 200
-            message.release()
-            with engine.lock:
-                oldest.give_back(grant)
-        assert (len(bodies(store, A)), len(bodies(store, B))) == (150, 150)
-
-
-def test_of_one_destination_alone() -> None:
-    with journal() as disk:
-        store = disk.create()
-        store.send_many(A, [b"1", b"2"])
-        store.send_many(B, [b"3", b"4"])
-        engine, oldest = store._engine, Oldest(store._engine)
-        room = Room("b", 10, 100, lambda: (0, 0), state=engine.catalog.state(B))
+def test_the_oldest_of_all_destinations_go_first(journal_store: Store) -> None:
+    for number in range(300):
+        journal_store.send((A, B)[number % 2], b"%d" % number)
+    held = take(journal_store, B)
+    engine = journal_store._engine
+    oldest, room = Oldest(engine), Room("s", 10, None, lambda: (0, 0))
+    for _ in range(2):  # what was looked up before is not looked up again, and what is given back is there again
         grant = Grant()
-        assert engine.asked(lambda: oldest.take({room: (1, 0)}, grant, True)) == set()
-        assert [lease.seq for lease in grant.evicted] == [3]
-        assert grant.sizes[0] > 1
-        assert engine.asked(lambda: oldest.take({room: (5, 0)}, grant, True)) == {room}
-        engine.asked(lambda: oldest.give_back(grant))
-        assert bodies(store, B) == [b"3", b"4"]
+        with engine.lock:
+            assert oldest.take({room: (200, 0)}, grant, False) == set()
+        assert [lease.seq for lease in grant.evicted] == [seq for seq in range(1, 202) if seq != held.seq]
+        message = take(journal_store, A)
+        assert message.seq > 200
+        message.release()
+        with engine.lock:
+            oldest.give_back(grant)
+    assert (len(bodies(journal_store, A)), len(bodies(journal_store, B))) == (150, 150)
+
+
+def test_of_one_destination_alone(journal_store: Store) -> None:
+    journal_store.send_many(A, [b"1", b"2"])
+    journal_store.send_many(B, [b"3", b"4"])
+    engine, oldest = journal_store._engine, Oldest(journal_store._engine)
+    room = Room("b", 10, 100, lambda: (0, 0), state=engine.catalog.state(B))
+    grant = Grant()
+    assert engine.asked(lambda: oldest.take({room: (1, 0)}, grant, True)) == set()
+    assert [lease.seq for lease in grant.evicted] == [3]
+    assert grant.sizes[0] > 1
+    assert engine.asked(lambda: oldest.take({room: (5, 0)}, grant, True)) == {room}
+    engine.asked(lambda: oldest.give_back(grant))
+    assert bodies(journal_store, B) == [b"3", b"4"]
 
 
 def test_a_destination_that_comes_while_the_oldest_is_looked_for_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

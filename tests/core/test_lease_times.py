@@ -25,34 +25,30 @@ def entries(store: Store) -> int:
     return len(store._lease_times._heap)
 
 
-def test_what_has_ended_is_forgotten_in_time() -> None:
+def test_what_has_ended_is_forgotten_in_time(store: Store) -> None:
     """Leases that end before their time cost an entry each; not for ever."""
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"kept")
-        kept = timed(store, LONG)
-        for _ in range(5):
-            store.send_many(A, [b"x"] * 1000)
-            for _ in range(1000):
-                timed(store, LONG).ack()
-            store._lease_times.run()
-            assert entries(store) <= 1 + 2 * lease_times.FORGET_AT
-        store._lease_times.run()
-        kept.ack()
-
-
-def test_to_extend_it_takes_no_more_entries() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        message = timed(store, LONG)
+    store.send(A, b"kept")
+    kept = timed(store, LONG)
+    for _ in range(5):
+        store.send_many(A, [b"x"] * 1000)
         for _ in range(1000):
-            message.extend(2 * LONG)
-        assert entries(store) == 1
-        for _ in range(10):  # earlier, and later again
-            message.extend(LONG / 2)
-            message.extend(LONG)
-        assert entries(store) <= 11
+            timed(store, LONG).ack()
+        store._lease_times.run()
+        assert entries(store) <= 1 + 2 * lease_times.FORGET_AT
+    store._lease_times.run()
+    kept.ack()
+
+
+def test_to_extend_it_takes_no_more_entries(store: Store) -> None:
+    store.send(A, b"1")
+    message = timed(store, LONG)
+    for _ in range(1000):
+        message.extend(2 * LONG)
+    assert entries(store) == 1
+    for _ in range(10):  # earlier, and later again
+        message.extend(LONG / 2)
+        message.extend(LONG)
+    assert entries(store) <= 11
 
 
 def test_extended_again_and_again_it_comes_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,17 +108,15 @@ def test_one_that_is_just_being_acked_is_looked_at_again(monkeypatch: pytest.Mon
         assert take(store).deliveries == 2
 
 
-def test_a_closed_store_has_none() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        message = timed(store, LONG)
-        times = store._lease_times
-        store.close()
-        times.run()
-        assert len(times._heap) == 0
-        with pytest.raises(ClosedError):
-            message.extend()
+def test_a_closed_store_has_none(store: Store) -> None:
+    store.send(A, b"1")
+    message = timed(store, LONG)
+    times = store._lease_times
+    store.close()
+    times.run()
+    assert len(times._heap) == 0
+    with pytest.raises(ClosedError):
+        message.extend()
 
 
 @pytest.mark.parametrize("how", ["receive", "extend", "shorten"])

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.state.leases import Channel
 
@@ -18,63 +19,57 @@ from .made import onefile
 PATIENCE = 60.0
 
 
-def test_as_many_as_were_asked_for_and_in_order() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        heard: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
+def test_as_many_as_were_asked_for_and_in_order(store: Store) -> None:
+    heard: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
 
-        def hear(message: Message) -> None:
-            message.ack()
-            heard.put((message.body, threading.get_ident()))
+    def hear(message: Message) -> None:
+        message.ack()
+        heard.put((message.body, threading.get_ident()))
 
-        listener = store.listen(A, hear, credit=3)
-        store.send_many(A, [b"%d" % n for n in range(5)])
-        got = [heard.get(timeout=PATIENCE) for _ in range(3)]
-        assert [body for body, _ in got] == [b"0", b"1", b"2"]
-        assert threading.get_ident() not in {thread for _, thread in got}
-        listener.add_credit(1)
-        assert heard.get(timeout=PATIENCE)[0] == b"3"
-        listener.close()
-        assert drain(store) == [b"4"]
-        assert heard.empty()
+    listener = store.listen(A, hear, credit=3)
+    store.send_many(A, [b"%d" % n for n in range(5)])
+    got = [heard.get(timeout=PATIENCE) for _ in range(3)]
+    assert [body for body, _ in got] == [b"0", b"1", b"2"]
+    assert threading.get_ident() not in {thread for _, thread in got}
+    listener.add_credit(1)
+    assert heard.get(timeout=PATIENCE)[0] == b"3"
+    listener.close()
+    assert drain(store) == [b"4"]
+    assert heard.empty()
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_what_a_callback_does_not_take_is_free_again(error: type[BaseException]) -> None:
-    with onefile() as disk:
-        store = disk.create()
-        heard: SimpleQueue[bytes] = SimpleQueue()
+def test_what_a_callback_does_not_take_is_free_again(error: type[BaseException], store: Store) -> None:
+    heard: SimpleQueue[bytes] = SimpleQueue()
 
-        def fail(message: Message) -> None:
-            heard.put(message.body)
-            raise error("no")
+    def fail(message: Message) -> None:
+        heard.put(message.body)
+        raise error("no")
 
-        listener = store.listen(A, fail)
-        store.send(A, b"1")
-        assert heard.get(timeout=PATIENCE) == b"1"
-        message = store.receive(A, PATIENCE)
-        assert message is not None
-        message.ack()
-        eventually(lambda: not listener.close())  # its callback may be about to return
+    listener = store.listen(A, fail)
+    store.send(A, b"1")
+    assert heard.get(timeout=PATIENCE) == b"1"
+    message = store.receive(A, PATIENCE)
+    assert message is not None
+    message.ack()
+    eventually(lambda: not listener.close())  # its callback may be about to return
 
 
-def test_a_callback_that_raises_ends_no_listener() -> None:
+def test_a_callback_that_raises_ends_no_listener(store: Store) -> None:
     """Whatever it raises, and though more has come meanwhile."""
-    with onefile() as disk:
-        store = disk.create()
-        heard: SimpleQueue[bytes] = SimpleQueue()
+    heard: SimpleQueue[bytes] = SimpleQueue()
 
-        def fail(message: Message) -> None:
-            heard.put(message.body)
-            message.ack()
-            if message.body == b"1":
-                store.send(A, b"2")
-            raise SystemExit
+    def fail(message: Message) -> None:
+        heard.put(message.body)
+        message.ack()
+        if message.body == b"1":
+            store.send(A, b"2")
+        raise SystemExit
 
-        listener = store.listen(A, fail, credit=2)
-        store.send(A, b"1")
-        assert [heard.get(timeout=PATIENCE) for _ in range(2)] == [b"1", b"2"]
-        eventually(lambda: not listener.close())
+    listener = store.listen(A, fail, credit=2)
+    store.send(A, b"1")
+    assert [heard.get(timeout=PATIENCE) for _ in range(2)] == [b"1", b"2"]
+    eventually(lambda: not listener.close())
 
 
 def test_a_listener_ends_with_its_store() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Outgoing
 from anabranch.adapters.core.service import purging
 from anabranch.adapters.core.service.purging import PAGE, PAGES, purge
@@ -20,99 +21,94 @@ from ..contract.disk import A, B, C, Parallel, T, assert_whole, bodies, eventual
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
 from ..sql.disk import SqliteDisk
-from .made import onefile
 
 Disk = JournalDisk | SqliteDisk | MemoryDisk
 
 
-def test_others_get_their_turn_in_between() -> None:
+def test_others_get_their_turn_in_between(store: Store) -> None:
     """Between two writes nothing is locked: another queue's messages come and go."""
-    with onefile() as disk:
-        store = disk.create()
-        count = 2 * PAGE * PAGES + 5
-        store.send_many(A, [b"x"] * count)
-        engine = store._engine
-        state = engine.catalog.state(A)
-        writes: list[int] = []
+    count = 2 * PAGE * PAGES + 5
+    store.send_many(A, [b"x"] * count)
+    engine = store._engine
+    state = engine.catalog.state(A)
+    writes: list[int] = []
 
-        def write(changes: Sequence[Any]) -> object:
-            assert not engine.lock._is_owned()  # type: ignore[attr-defined]
-            writes.append(sum(change.last - change.first + 1 for change in changes))
-            store.send(B, b"y")
-            message = store.receive(B)
-            assert message is not None
-            message.ack()
-            return store._sending.write(changes)
+    def write(changes: Sequence[Any]) -> object:
+        assert not engine.lock._is_owned()  # type: ignore[attr-defined]
+        writes.append(sum(change.last - change.first + 1 for change in changes))
+        store.send(B, b"y")
+        message = store.receive(B)
+        assert message is not None
+        message.ack()
+        return store._sending.write(changes)
 
-        assert purge(engine, state, state.channels(), write) == (count, count)
-        assert writes == [PAGE * PAGES, PAGE * PAGES, 5]
-        assert store.depth(A) == 0
+    assert purge(engine, state, state.channels(), write) == (count, count)
+    assert writes == [PAGE * PAGES, PAGE * PAGES, 5]
+    assert store.depth(A) == 0
 
 
-def test_what_somebody_holds_stays() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send_many(A, [str(n).encode() for n in range(10)])
-        held = [store.receive(A) for _ in range(3)]
-        assert held[1] is not None
-        held[1].release()
-        assert store.purge(A) == 8
-        assert [message.body for message in store.browse(A)] == [b"0", b"2"]
+def test_what_somebody_holds_stays(store: Store) -> None:
+    store.send_many(A, [str(n).encode() for n in range(10)])
+    held = [store.receive(A) for _ in range(3)]
+    assert held[1] is not None
+    held[1].release()
+    assert store.purge(A) == 8
+    assert [message.body for message in store.browse(A)] == [b"0", b"2"]
 
 
 @pytest.mark.parametrize("pages", [1, 2])
-def test_what_is_purged_stands_though_the_store_fails_just_after(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_purged_stands_though_the_store_fails_just_after(
+    pages: int, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
     """An error that says that nothing was done would be a lie."""
-    with onefile() as disk:
-        store = disk.create()
-        count = (pages - 1) * PAGE * PAGES + 5
-        store.send_many(A, [b"x"] * count)
-        real = store._sending.write
+    count = (pages - 1) * PAGE * PAGES + 5
+    store.send_many(A, [b"x"] * count)
+    real = store._sending.write
 
-        def write(changes: Sequence[Any]) -> object:
-            outcomes = real(changes)
-            store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
-            return outcomes
+    def write(changes: Sequence[Any]) -> object:
+        outcomes = real(changes)
+        store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
+        return outcomes
 
-        monkeypatch.setattr(store._sending, "write", write)
-        if pages == 1:
-            assert store.purge(A) == count
-        else:
-            with pytest.raises(OutcomeUnknownError, match=f"{PAGE * PAGES} messages of queue://a are purged: store"):
-                store.purge(A)
+    monkeypatch.setattr(store._sending, "write", write)
+    if pages == 1:
+        assert store.purge(A) == count
+    else:
+        with pytest.raises(OutcomeUnknownError, match=f"{PAGE * PAGES} messages of queue://a are purged: store"):
+            store.purge(A)
 
 
-def test_what_is_purged_stands_though_the_store_is_closed_just_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_purged_stands_though_the_store_is_closed_just_after(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
     """Its transient messages are gone with it."""
-    with onefile() as disk:
-        store = disk.create()
-        store.send_many(A, [b"x"] * 5)
-        store.send(A, b"transient", persistent=False)
-        real = store._sending.write
+    store.send_many(A, [b"x"] * 5)
+    store.send(A, b"transient", persistent=False)
+    real = store._sending.write
 
-        def write(changes: Sequence[Any]) -> object:
-            outcomes = real(changes)
-            store.close()
-            return outcomes
+    def write(changes: Sequence[Any]) -> object:
+        outcomes = real(changes)
+        store.close()
+        return outcomes
 
-        monkeypatch.setattr(store._sending, "write", write)
-        assert store.purge(A) == 5
+    monkeypatch.setattr(store._sending, "write", write)
+    assert store.purge(A) == 5
 
 
-def test_what_is_removed_stands_though_the_store_fails_just_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.subscribe(Subscription(T, "s"))
-        store.send(T, b"x")
-        real = store._sending.write
+def test_what_is_removed_stands_though_the_store_fails_just_after(
+    monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    store.subscribe(Subscription(T, "s"))
+    store.send(T, b"x")
+    real = store._sending.write
 
-        def write(changes: Sequence[Any], **options: Any) -> object:
-            outcomes = real(changes, **options)
-            store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
-            return outcomes
+    def write(changes: Sequence[Any], **options: Any) -> object:
+        outcomes = real(changes, **options)
+        store._engine.stop(OSError(errno.EIO, os.strerror(errno.EIO)))
+        return outcomes
 
-        monkeypatch.setattr(store._sending, "write", write)
-        assert store.unsubscribe(T, ("", "s")) == 1
+    monkeypatch.setattr(store._sending, "write", write)
+    assert store.unsubscribe(T, ("", "s")) == 1
 
 
 class StruckError(BaseException):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core.messages import DEFAULT_PRIORITY
+from anabranch.adapters.core import Store
+from anabranch.adapters.core.messages import DEFAULT_PRIORITY, PRIORITY_MAX
 from anabranch.adapters.core.record.encoding import HEAD, REQUEUED, encode, is_requeued, name_of, order_and_expiry
+from anabranch.adapters.core.record.headers import MESSAGE_ID_BYTES_MAX, pack_headers, pack_id, unpack_headers
+from anabranch.adapters.core.record.place import ORDER_MAX, order_of, priority_of
 from anabranch.adapters.core.state.decoding import decode
 from anabranch.policies.errors import MessageTooLargeError
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import A
-from .made import onefile
+
+# A message as bytes
+
 
 PLAIN = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary()
 NESTED = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
@@ -57,11 +64,60 @@ def test_a_body_of_another_type_is_copied() -> None:
     assert order_and_expiry(record) == (DEFAULT_PRIORITY, 0)
 
 
-def test_what_is_leased_counts_as_delivered() -> None:
-    with onefile() as disk:
-        store = disk.create()
-        store.send(A, b"1")
-        (looked_at,) = store.browse(A)
-        message = store.receive(A)
-        assert message is not None
-        assert (looked_at.deliveries, message.deliveries) == (0, 1)
+def test_what_is_leased_counts_as_delivered(store: Store) -> None:
+    store.send(A, b"1")
+    (looked_at,) = store.browse(A)
+    message = store.receive(A)
+    assert message is not None
+    assert (looked_at.deliveries, message.deliveries) == (0, 1)
+
+
+# The order of delivery
+
+
+priorities = st.integers(0, PRIORITY_MAX)
+
+
+@given(priorities, priorities)
+def test_a_higher_priority_comes_first(one: int, other: int) -> None:
+    assert (order_of(one, True) < order_of(other, True)) == (one > other)
+    assert 0 <= order_of(one, True) <= ORDER_MAX
+    assert priority_of(order_of(one, True)) == one
+
+
+@given(priorities)
+def test_without_priorities_there_is_one_order(priority: int) -> None:
+    assert order_of(priority, False) == 0
+
+
+# Headers and ids as bytes
+
+
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.text(), st.binary()
+)
+
+
+@given(st.dictionaries(st.text(), plain))
+def test_headers_come_back(headers: dict[str, Any]) -> None:
+    assert unpack_headers(pack_headers(headers)) == headers
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(1 << 64, "beyond 64 bits"), (-(1 << 63) - 1, "beyond 64 bits"), ("\ud800", "unicode")]
+)
+def test_what_has_no_place_in_the_format_is_refused(value: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        pack_headers({"h": value})
+
+
+def test_what_is_not_plain_is_refused() -> None:
+    with pytest.raises(TypeError, match="h"):
+        pack_headers({"h": object()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("text", ["", "x" * (MESSAGE_ID_BYTES_MAX + 1), "ü" * MESSAGE_ID_BYTES_MAX])
+def test_an_id_has_a_length(text: str) -> None:
+    with pytest.raises(ValueError, match=f"1 to {MESSAGE_ID_BYTES_MAX} are allowed"):
+        pack_id(text)
+    assert pack_id("ü" * (MESSAGE_ID_BYTES_MAX // 2)).decode() == "ü" * (MESSAGE_ID_BYTES_MAX // 2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.engine.engine import APPLY_AT
 from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.adapters.core.state.priorities import FETCH
@@ -82,15 +83,13 @@ def test_bodies_alone_are_kept_as_others_are() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 500, 70_000])
-def test_bodies_alone_go_in_tickets_of_a_bounded_size(size: int) -> None:
-    with journal() as disk:
-        store = disk.create()
-        sent = [bytes([number % 251]) * size for number in range(3 * FETCH)]
-        before = store.stats().batches
-        store.send_many(A, sent)
-        least = min(sum(map(len, sent)) // store.backend.settings.ticket_bytes_max, len(sent))
-        assert least <= store.stats().batches - before <= 3 * least + 1
-        assert bodies(store) == sent
+def test_bodies_alone_go_in_tickets_of_a_bounded_size(size: int, journal_store: Store) -> None:
+    sent = [bytes([number % 251]) * size for number in range(3 * FETCH)]
+    before = journal_store.stats().batches
+    journal_store.send_many(A, sent)
+    least = min(sum(map(len, sent)) // journal_store.backend.settings.ticket_bytes_max, len(sent))
+    assert least <= journal_store.stats().batches - before <= 3 * least + 1
+    assert bodies(journal_store) == sent
 
 
 def test_one_bad_body_among_many_refuses_all() -> None:
@@ -116,17 +115,15 @@ def test_limits_count_each_of_many() -> None:
             store.send_many(A, [b"x" * 10_000] * len(MANY))
 
 
-def test_many_are_in_one_order_with_those_that_are_not_persistent() -> None:
-    with journal() as disk:
-        store = disk.create()
-        store.send(A, b"first", persistent=False)
-        store.send_many(A, MANY)
-        store.send(A, b"last", persistent=False)
-        assert store.depth(A) == len(MANY) + 2
-        assert drain(store) == [b"first", *MANY, b"last"]
-        assert store.receive(A) is None
-        store.send_many(A, MANY)  # behind what was fetched
-        assert drain(store) == MANY
+def test_many_are_in_one_order_with_those_that_are_not_persistent(journal_store: Store) -> None:
+    journal_store.send(A, b"first", persistent=False)
+    journal_store.send_many(A, MANY)
+    journal_store.send(A, b"last", persistent=False)
+    assert journal_store.depth(A) == len(MANY) + 2
+    assert drain(journal_store) == [b"first", *MANY, b"last"]
+    assert journal_store.receive(A) is None
+    journal_store.send_many(A, MANY)  # behind what was fetched
+    assert drain(journal_store) == MANY
 
 
 @pytest.mark.parametrize("options", [{"priorities": True}, {}])
@@ -142,28 +139,24 @@ def test_many_to_a_topic_and_by_priority(options: dict[str, bool]) -> None:
         assert_whole(store)
 
 
-def test_many_of_which_nobody_has_looked_are_counted() -> None:
-    with journal() as disk:
-        store = disk.create()
-        many = MANY[: APPLY_AT - 2]
-        store.send_many(A, many)
-        assert store._engine.pending_counts().more == {store._engine.catalog.destinations[A]: len(many)}
-        assert store._engine.pending_changes == len(many) + 1  # with what declares the queue
-        assert store.depth(A) == len(many)
+def test_many_of_which_nobody_has_looked_are_counted(journal_store: Store) -> None:
+    many = MANY[: APPLY_AT - 2]
+    journal_store.send_many(A, many)
+    assert journal_store._engine.pending_counts().more == {journal_store._engine.catalog.destinations[A]: len(many)}
+    assert journal_store._engine.pending_changes == len(many) + 1  # with what declares the queue
+    assert journal_store.depth(A) == len(many)
 
 
-def test_ctrl_c_stores_all_of_a_ticket_or_nothing() -> None:
-    with journal() as disk:
-        store = disk.create()
-        sent = MANY[: FETCH + 1]
+def test_ctrl_c_stores_all_of_a_ticket_or_nothing(journal_store: Store) -> None:
+    sent = MANY[: FETCH + 1]
 
-        def prepare(at: int) -> Callable[[], object]:
-            return lambda: store.send_many(A, sent)
+    def prepare(at: int) -> Callable[[], object]:
+        return lambda: journal_store.send_many(A, sent)
 
-        def check(at: int, where: str) -> None:
-            store._writer.flush()  # what was queued is written
-            found = drain(store)
-            assert found == sent or (where and not found), where
-            assert_whole(store)
+    def check(at: int, where: str) -> None:
+        journal_store._writer.flush()  # what was queued is written
+        found = drain(journal_store)
+        assert found == sent or (where and not found), where
+        assert_whole(journal_store)
 
-        assert everywhere(prepare, check) > 30
+    assert everywhere(prepare, check) > 30

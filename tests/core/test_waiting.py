@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.adapters.core import Store
 from anabranch.adapters.core.backend import Settings
 from anabranch.adapters.core.features import scheduled
 from anabranch.adapters.core.features.scheduled import backoff_ms
@@ -96,14 +97,12 @@ def test_a_backend_that_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> N
             disk.create(redelivery={"delay": 1})
 
 
-def test_nothing_is_asked_while_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with journal() as disk:
-        store = disk.create()
-        monkeypatch.setattr(schedule_of(store), "bring", lambda whole=False: pytest.fail("nothing waits"))
-        store.send_many(A, [b"1", b"2"])
-        take(store).release()
-        assert drain(store) == [b"1", b"2"]
-        assert (store._engine.delivery.next_due, schedule_of(store)._at) == (0, 0.0)
+def test_nothing_is_asked_while_nothing_waits(monkeypatch: pytest.MonkeyPatch, journal_store: Store) -> None:
+    monkeypatch.setattr(schedule_of(journal_store), "bring", lambda whole=False: pytest.fail("nothing waits"))
+    journal_store.send_many(A, [b"1", b"2"])
+    take(journal_store).release()
+    assert drain(journal_store) == [b"1", b"2"]
+    assert (journal_store._engine.delivery.next_due, schedule_of(journal_store)._at) == (0, 0.0)
 
 
 def test_one_timer_serves_all(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,25 +124,25 @@ def test_one_timer_serves_all(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> 
         assert set(set_for) == {scheduled.TICK_SECONDS}
 
 
-def test_what_cannot_be_written_comes_later(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    with journal() as disk:
-        store = disk.create()
-        store.send(A, b"1", deliver_at_ms=clock.now + HOUR)
-        store.send(A, b"2")
-        schedule: Any = schedule_of(store)
-        write, tried = schedule._write, []
+def test_what_cannot_be_written_comes_later(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, journal_store: Store
+) -> None:
+    journal_store.send(A, b"1", deliver_at_ms=clock.now + HOUR)
+    journal_store.send(A, b"2")
+    schedule: Any = schedule_of(journal_store)
+    write, tried = schedule._write, []
 
-        def full(changes: Any, unsynced: bool) -> None:
-            tried.append(changes)
-            raise StoreFullError("the disk is full")
+    def full(changes: Any, unsynced: bool) -> None:
+        tried.append(changes)
+        raise StoreFullError("the disk is full")
 
-        schedule._write = full
-        clock.offset_ms = HOUR
-        assert drain(store) == [b"2"]
-        eventually(lambda: len(tried) > 3)
-        with Parallel(lambda: take(store, timeout=PATIENCE)) as parallel:
-            schedule._write = write
-            assert parallel.result().body == b"1"
+    schedule._write = full
+    clock.offset_ms = HOUR
+    assert drain(journal_store) == [b"2"]
+    eventually(lambda: len(tried) > 3)
+    with Parallel(lambda: take(journal_store, timeout=PATIENCE)) as parallel:
+        schedule._write = write
+        assert parallel.result().body == b"1"
 
 
 def test_more_are_due_than_are_kept_in_hand(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +179,13 @@ def test_a_destination_that_was_removed_holds_nothing_up(clock: Clock) -> None:
             assert_whole(store)
 
 
-def test_a_store_with_watchers_stays_open_while_something_waits(clock: Clock) -> None:
-    with journal() as disk:
-        store = disk.create()
-        woken: list[bool] = []
-        store.send(A, b"1", deliver_at_ms=clock.now + HOUR)
-        watch: Any = store.receive_or_watch(A, woken.append)
-        assert not store.retire()
-        clock.offset_ms = HOUR
-        eventually(lambda: woken)
-        assert woken == [False]
-        watch.leave()
-        assert store.retire()
+def test_a_store_with_watchers_stays_open_while_something_waits(clock: Clock, journal_store: Store) -> None:
+    woken: list[bool] = []
+    journal_store.send(A, b"1", deliver_at_ms=clock.now + HOUR)
+    watch: Any = journal_store.receive_or_watch(A, woken.append)
+    assert not journal_store.retire()
+    clock.offset_ms = HOUR
+    eventually(lambda: woken)
+    assert woken == [False]
+    watch.leave()
+    assert journal_store.retire()
