@@ -9,13 +9,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import anabranch
 from anabranch.policies.config import json_schema, load, loads
 from anabranch.router.cli.app import COMMANDS, app
 from anabranch.router.cli.configuration import TEMPLATE
 from anabranch.router.placement.registry import StoreRegistry
+
+from .commands import run
 
 KINDS = Path(__file__).parents[1] / "kahadb" / "data" / "kinds-kahadb.tar.xz"
 
@@ -25,14 +27,9 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_an_example_and_json(name: str) -> None:
-    result = run(name, "--help")
-    assert result.exit_code == 0
+    result = run(name, "--help", code=0)
     assert "Example:\n    anabranch " + name in result.stdout
     assert ("--json" in result.stdout) == (name != "serve")  # which says nothing but its log
 
@@ -70,8 +67,7 @@ def test_the_templates_comments_are_good_when_uncommented() -> None:
 
 def test_init_overwrites_nothing() -> None:
     Path("stores.yaml").write_text("mine")
-    result = run("init")
-    assert result.exit_code == 2
+    result = run("init", code=2)
     assert result.stderr == "stores.yaml: exists already and was left as it is; give another name\n"
     assert Path("stores.yaml").read_text() == "mine"
     assert json.loads(run("init", "other.yaml", "--json").stdout) == {"written": "other.yaml"}
@@ -132,8 +128,7 @@ def test_each_list_says_when_a_journal_syncs(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_check_says_what_only_the_adapter_knows(options: str, says: str) -> None:
     Path("s.yaml").write_text(f"directory: d\nstores:\n- {{name: a, match: ['>'], sql: {{{options}}}}}\n")
-    result = run("check", "s.yaml")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("check", "s.yaml", code=2)
     assert result.stderr.startswith("s.yaml:") and "store 'a': " in result.stderr
     assert says in result.stderr and "s3cret" not in result.stderr
     assert [p.name for p in Path().iterdir()] == ["s.yaml"]
@@ -154,8 +149,7 @@ def test_init_makes_the_directory() -> None:
 
 def test_check_says_every_error_with_file_and_line() -> None:
     Path("bad.yaml").write_text("directory: d\nstores:\n- {name: a, match: [a], jurnal: {}}\nx: 1\n")
-    result = run("check", "bad.yaml")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("check", "bad.yaml", code=2)
     assert result.stderr == (
         "bad.yaml:3: store 'a': jurnal: neither a key of a store nor an installed kind of store; "
         "did you mean 'journal'?\n"
@@ -250,8 +244,7 @@ def test_compact_gives_back_what_holds_nothing() -> None:
                 router.queue(f"{name}.q").send_many([b"x" * 1000] * 120)
                 router.queue(f"{name}.q").purge()
         files = sum(path.stat().st_size for path in Path("d").rglob("*"))
-    result = run("compact", "-c", "s.yaml", "--json")
-    assert result.exit_code == 0
+    result = run("compact", "-c", "s.yaml", "--json", code=0)
     freed = json.loads(result.stdout)["freed_bytes"]
     assert set(freed) == {"a", "b", "c"}
     assert freed["b"] > 100_000
@@ -287,8 +280,9 @@ def test_route_warns_of_a_wildcard() -> None:
 
 
 def test_a_cluster_has_no_use_without_spark() -> None:
-    result = run("recommend", "--trace", "t.csv", "--out", "o", "--engine", "local", "--master", "spark://h:7077")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run(
+        "recommend", "--trace", "t.csv", "--out", "o", "--engine", "local", "--master", "spark://h:7077", code=2
+    )
     assert result.stderr == (
         "Error: --engine local uses no Spark, so --master spark://h:7077 has no effect; leave one of them out\n"
     )
@@ -316,8 +310,7 @@ def test_route_as_json() -> None:
 )
 def test_route_of_what_has_none(name: str, says: str) -> None:
     Path("stores.yaml").write_text("{directory: d, stores: [{name: a, match: ['queue://orders.>', 'topic://t']}]}")
-    result = run("route", name)
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("route", name, code=2)
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -347,11 +340,9 @@ def test_the_trace_of_the_docs() -> None:
         "(--force; from Python: overwrite=True)\n",
     )
     assert Path("advice/stores.yaml").read_text() == written
-    capped = run(*good, "--peak-max", "1MiB", "--force")
-    assert capped.exit_code == 1
+    capped = run(*good, "--peak-max", "1MiB", "--force", code=1)
     assert capped.stdout.startswith("The cap on the peak, 1.0 MB, cannot be kept")
-    wrong = run(*good, "--segment-size", "0", "--disk-gib", "-1")
-    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    wrong = run(*good, "--segment-size", "0", "--disk-gib", "-1", code=2)
     assert "(--segment-size)" in wrong.stderr and "(--disk-gib)" in wrong.stderr
     Path("stores.yaml").write_text("directory: data\nstores: [{name: a, match: ['>'], journal: {sync: never}}]\n")
     beside = run(*good, "--current", "stores.yaml", "--pin", "orders,audit", "--durability", "audit=never", "--force")
@@ -372,16 +363,14 @@ def test_the_trace_of_the_docs() -> None:
     ],
 )
 def test_another_file_system_is_refused_and_nothing_is_made(arguments: tuple[str, ...], what: str) -> None:
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run(*arguments, code=2)
     assert result.stderr.startswith(f"Error: {what}: files are read and written on this machine alone, and ")
     assert result.stderr.count("\n") == 1
     assert not list(Path().iterdir())
 
 
 def test_a_trace_elsewhere_needs_spark() -> None:
-    result = run("recommend", "--trace", "hdfs://nn:8020/t.parquet", "--out", "o", "--engine", "local")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("recommend", "--trace", "hdfs://nn:8020/t.parquet", "--out", "o", "--engine", "local", code=2)
     assert result.stderr.startswith("Error: hdfs://nn:8020/t.parquet is read by Spark alone; leave --engine local out")
     assert not list(Path().iterdir())
 
@@ -408,8 +397,7 @@ def test_a_recommendation_from_a_broker_takes_the_size_of_its_files(tmp_path: Pa
     (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
     given = ("recommend", "--from-kahadb", str(directory), "--engine", "local", "--json")
     for more, sizes in (("--model", "kahadb"), [64 << 10]), ((), [32 << 20]):
-        result = run(*given, *more, "--out", f"advice-{len(more)}")
-        assert result.exit_code == 0, result.stderr
+        result = run(*given, *more, "--out", f"advice-{len(more)}", code=0)
         assert [one["segment_bytes"] for one in json.loads(result.stdout)["parameters"]["segment_sizes"]] == sizes
         assert ("Files of 64KiB, as the broker has them" in result.stderr) is bool(more)
         assert ("for ActiveMQ add --model kahadb" in result.stderr) is not bool(more)
@@ -419,13 +407,11 @@ def test_explain(tmp_path: Path) -> None:
     with tarfile.open(KINDS) as tar:
         tar.extractall(tmp_path, filter="data")
     (directory,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    text = run("explain", str(directory))
-    assert text.exit_code == 0
+    text = run("explain", str(directory), code=0)
     assert text.stdout.endswith("\n") and not text.stdout.endswith("\n\n")
     assert json.loads(run("explain", "--json", str(directory)).stdout)["stores"]
     Path("s.yaml").write_text("{directory: d, stores: [{name: a, match: ['>']}]}")
-    refused = run("explain", "--config", "s.yaml", str(directory))
-    assert (refused.exit_code, refused.stdout) == (2, "")
+    refused = run("explain", "--config", "s.yaml", str(directory), code=2)
     assert f"and {directory} is a KahaDB; leave it out" in refused.stderr
 
 
@@ -455,21 +441,18 @@ def test_explain_of_what_is_neither() -> None:
     Path("other").mkdir()
     Path("other/file").write_text("")
     for name, says in (("empty", "is empty"), ("other", "holds no stores of Anabranch's and no KahaDB journal")):
-        result = run("explain", name)
-        assert (result.exit_code, result.stdout) == (2, "")
+        result = run("explain", name, code=2)
         assert result.stderr.startswith(f"Error: {name} {says}; give a data directory")
 
 
 def test_explain_of_what_is_no_journal(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
-        result = run("explain", str(directory))
-        assert (result.exit_code, result.stdout) == (2, "")
+        result = run("explain", str(directory), code=2)
         assert str(directory) in result.stderr
         assert result.stderr.count("\n") == 1
 
 
 def test_an_unknown_command_or_option() -> None:
-    mistyped = run("rout")
-    assert mistyped.exit_code == 2
+    mistyped = run("rout", code=2)
     assert mistyped.stderr.endswith("Error: No such command 'rout'; did you mean 'route'?\n")
     assert run("check", "--jsn").exit_code == 2

@@ -13,18 +13,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.router.cli.app import app
 
 from ..children import started
 from ..contract.disk import PATIENCE
 from ..thirdparty.disk import SITE
+from . import commands
 
 assert SITE.is_dir()  # the third party is installed
 ANABRANCH = [sys.executable, "-m", "anabranch"]
@@ -50,10 +50,7 @@ def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
     return options
 
 
-def run(*arguments: str, stdin: bytes | str | None = None, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, arguments, input=stdin, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+run = partial(commands.run, code=0)
 
 
 def lines(*arguments: str) -> list[dict[str, Any]]:

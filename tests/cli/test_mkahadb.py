@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import anabranch
-from anabranch.router.cli.app import app
+
+from . import commands
 
 XML = """<broker><persistenceAdapter>
 <kahaDB directory="${activemq.data}/kahadb" journalMaxFileLength="${length}" cleanupInterval="5000"/>
 </persistenceAdapter></broker>
 """
 
+run = partial(commands.run, "mkahadb")
+
 
 @pytest.fixture(autouse=True)
 def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("activemq.xml").write_text(XML)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["mkahadb", *arguments])
 
 
 def test_what_is_written_opens_and_goes_back() -> None:
@@ -52,8 +51,7 @@ def test_as_json_and_on_stdout() -> None:
 def test_nothing_is_overwritten_unless_asked() -> None:
     Path("stores.yaml").write_text("mine")
     arguments = ("activemq.xml", "-D", "length=1mb", "--out", "stores.yaml")
-    refused = run(*arguments)
-    assert (refused.exit_code, refused.stdout) == (2, "")
+    refused = run(*arguments, code=2)
     assert "stores.yaml exists already and was left as it is" in refused.stderr
     assert Path("stores.yaml").read_text() == "mine"
     assert run(*arguments, "--force").exit_code == 0
@@ -75,7 +73,6 @@ def test_nothing_is_overwritten_unless_asked() -> None:
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], says: str) -> None:
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run(*arguments, code=2)
     assert result.stderr.startswith(says)
     assert [path.name for path in Path().iterdir()] == ["activemq.xml"]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import anabranch
 from anabranch.adapters.core.migration import copying
 from anabranch.policies.errors import StoreFullError
 from anabranch.router.cli.app import app
+
+from . import commands
 
 OLD = """
 directory: data
@@ -34,6 +37,8 @@ stores:
 - {name: all, match: [">"], journal: {segment_size: 64KiB}}
 """
 
+run = partial(commands.run, "repartition")
+
 
 @pytest.fixture(autouse=True)
 def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,10 +46,6 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     Path("old.yaml").write_text(OLD)
     Path("new.yaml").write_text(NEW)
     Path("next.yaml").write_text(NEXT)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["repartition", *arguments])
 
 
 def fill() -> None:
@@ -110,8 +111,7 @@ def test_a_server_s_database_that_the_new_configuration_does_not_have(tmp_path: 
     url = f"sqlite:///{tmp_path}/elsewhere.db"
     Path("old.yaml").write_text(f"directory: data\nstores:\n- {{name: db, match: ['>'], sql: {{url: '{url}'}}}}\n")
     fill()
-    result = run("--config", "new.yaml", "--old", "old.yaml", "data")
-    assert result.exit_code == 0
+    result = run("--config", "new.yaml", "--old", "old.yaml", "data", code=0)
     assert result.stderr == (
         "Warning: store db is removed; its data outside of its directory, an empty database or an index, stays\n"
     )
@@ -121,8 +121,7 @@ def test_a_server_s_database_that_the_new_configuration_does_not_have(tmp_path: 
 
 def test_another_data_directory() -> None:
     fill()
-    result = run("--config", "new.yaml", "elsewhere")
-    assert result.exit_code == 2
+    result = run("--config", "new.yaml", "elsewhere", code=2)
     assert result.stderr == (
         f"Error: new.yaml has the data directory {Path('data').absolute()}, and DIR is {Path('elsewhere').absolute()}; "
         f"write `directory: {Path('elsewhere').absolute()}` into the file, or give the other DIR\n"
@@ -142,12 +141,10 @@ def test_bad_input(dry: list[str]) -> None:
         (["--config", "new.yaml", "s3://bucket/data"], "s3://bucket/data"),
         (["--config", "new.yaml", "--old", "none.yaml", "data"], "none.yaml"),
     ):
-        result = run(*arguments, *dry)
-        assert result.exit_code == 2, result.output
+        result = run(*arguments, *dry, code=2)
         assert said in result.stderr
     Path("new.yaml").write_text(NEW.replace('match: [">"]', 'match: ["topic://>"]'))
-    result = run("--config", "new.yaml", "data", *dry)
-    assert result.exit_code == 2
+    result = run("--config", "new.yaml", "data", *dry, code=2)
     assert result.stderr.splitlines() == [
         "Error: nothing was changed. These cannot be moved:",
         "  queue://audit: 1 message in store 'all', routed to no store; add a pattern for it",
@@ -171,15 +168,13 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     fill()
     real = copying.Bringing.end
     monkeypatch.setattr(copying.Bringing, "end", full)
-    result = run("--config", "new.yaml", "data")
-    assert result.exit_code == 1
+    result = run("--config", "new.yaml", "data", code=1)
     assert result.stderr == (
         "Error: the disk is full; free some space and try again. All that has moved stays moved. Run the same "
         "again: it goes on from there. Or undo it with --restart and the configuration that was used until now\n"
     )
     monkeypatch.setattr(copying.Bringing, "end", real)
-    result = run("--config", "old.yaml", "data")
-    assert result.exit_code == 2
+    result = run("--config", "old.yaml", "data", code=2)
     assert "is being repartitioned to another configuration (new.yaml), and that was interrupted" in result.stderr
     assert run("--config", "new.yaml", "data").exit_code == 0
     with anabranch.open("new.yaml") as router:
@@ -266,8 +261,7 @@ def test_prepared_transactions() -> None:
         transaction = router.transaction(anabranch.Xid(1, "g", "b"))
         transaction.send("queue://audit", b"prepared")
         transaction.prepare()
-    planned = run("--config", "new.yaml", "data", "--dry-run")
-    assert planned.exit_code == 0
+    planned = run("--config", "new.yaml", "data", "--dry-run", code=0)
     assert planned.stderr.startswith("Warning: queue://audit: 1 transaction prepared in store all would change it; th")
     assert run("--config", "new.yaml", "data").exit_code == 0
     assert CliRunner().invoke(app, ["transactions", "-c", "new.yaml", "--commit", "1:g:b"]).exit_code == 0

@@ -9,23 +9,23 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from click.testing import CliRunner, Result
 
 import anabranch
 from anabranch import Config, StoreConfig, TransactionOptions, Xid
 from anabranch.router.cli import top
-from anabranch.router.cli.app import app
 from anabranch.router.inspection import Inspection
 from anabranch.router.sharing import socket_file
 from anabranch.router.sharing.client import router as shared_router
 
 from ..children import CONTEXT, started
 from ..contract.disk import PATIENCE, eventually
+from . import commands
 
 XID: Final = Xid(1, "order-17", "messages")
 
@@ -102,10 +102,7 @@ def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Owner]:
     owner.close()
 
 
-def run(*arguments: str, stdin: bytes | None = None, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, arguments, input=stdin, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+run = partial(commands.run, code=0)
 
 
 def said(*arguments: str, code: int = 0) -> Any:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from sqlalchemy import create_engine, inspect, text
 
 from anabranch.policies.config import json_schema
-from anabranch.router.cli.app import app
 
 from ..sql.server import PostgresServer
+from . import commands
 
 TABLES = [
     "messages",
@@ -31,14 +31,12 @@ TABLES = [
     "large",
 ]
 
+run = partial(commands.run, "schema")
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def run(*arguments: str, answer: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["schema", *arguments], input=answer)
 
 
 def tables(url: str, schema: str | None = None) -> set[str]:
@@ -69,8 +67,7 @@ def test_the_configurations_schema_is_where_it_was() -> None:
 
 
 def test_what_is_printed_makes_the_tables_sqlite() -> None:
-    printed = run("print", "--dialect", "sqlite", "--prefix", "mq_")
-    assert printed.exit_code == 0
+    printed = run("print", "--dialect", "sqlite", "--prefix", "mq_", code=0)
     database = sqlite3.connect("printed.db")
     database.executescript(printed.stdout)
     database.executescript(printed.stdout)  # twice does no harm
@@ -110,10 +107,10 @@ def test_create_and_drop(postgres_url: str) -> None:
     assert (created.exit_code, created.stderr) == (0, "")
     assert tables(postgres_url) == {f"mq_{name}" for name in TABLES}
     assert run("create", "--url", postgres_url, "--prefix", "mq_").stdout == "All of them were there.\n"
-    refused = run("drop", "--url", postgres_url, "--prefix", "mq_", answer="n\n")
+    refused = run("drop", "--url", postgres_url, "--prefix", "mq_", stdin="n\n")
     assert refused.exit_code == 1 and "Remove the tables of postgresql+psycopg://anabranch:***@" in refused.stderr
     assert len(tables(postgres_url)) == len(TABLES)
-    assert run("drop", "--url", postgres_url, "--prefix", "mq_", answer="y\n").exit_code == 0
+    assert run("drop", "--url", postgres_url, "--prefix", "mq_", stdin="y\n").exit_code == 0
     assert tables(postgres_url) == set()
     assert run("drop", "--url", postgres_url, "--prefix", "mq_", "--yes").stdout == "There were none.\n"
 
@@ -130,7 +127,7 @@ def test_drop_refuses_what_would_be_missed(postgres_url: str, statement: str, sa
     run("create", "--url", postgres_url)
     execute(postgres_url, statement)
     for answer in (("--yes",), ()):
-        refused = run("drop", "--url", postgres_url, *answer, answer="y\n")
+        refused = run("drop", "--url", postgres_url, *answer, stdin="y\n")
         assert refused.exit_code == 2 and says in refused.stderr and "--force" in refused.stderr
     assert len(tables(postgres_url)) == len(TABLES)
     assert json.loads(run("drop", "--url", postgres_url, "--yes", "--force", "--json").stdout)["dropped"] == TABLES

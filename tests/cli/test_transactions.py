@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 import anabranch
 from anabranch import Xid
-from anabranch.router.cli.app import app
+
+from . import commands
 
 CONFIG = """
 directory: data
@@ -21,15 +22,13 @@ stores:
 """
 XID = Xid(1, "order-17", "messages")
 
+run = partial(commands.run, "transactions")
+
 
 @pytest.fixture(autouse=True)
 def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("stores.yaml").write_text(CONFIG)
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["transactions", *arguments])
 
 
 def prepare(xid: Xid = XID, body: bytes = b"a train") -> None:
@@ -132,8 +131,7 @@ def test_a_name_that_is_none(option: str, name: str) -> None:
 
 
 def test_one_thing_at_a_time() -> None:
-    result = run("--commit", "a", "--forget", "a")
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run("--commit", "a", "--forget", "a", code=2)
     assert "exclude each other" in result.stderr
 
 
@@ -148,8 +146,7 @@ def test_a_locked_directory_says_who_has_it() -> None:
 
 
 def test_a_directory_that_is_not_there() -> None:
-    result = run()
-    assert (result.exit_code, result.stdout) == (2, "")
+    result = run(code=2)
     assert "does not exist yet" in result.stderr
     assert not Path("data").exists()
 
@@ -160,8 +157,7 @@ def test_a_damaged_decision_log_decides_nothing() -> None:
     content = bytearray(segment.read_bytes())
     content[16] ^= 0xFF
     segment.write_bytes(content)
-    result = run()
-    assert result.exit_code == 1
+    result = run(code=1)
     assert "the decision log cannot be read" in result.stdout
     assert result.stderr.startswith("Error: the decision log cannot be used: ") and str(segment) in result.stderr
     assert "never an older copy, or move it away" in result.stderr and "backup" not in result.stderr
