@@ -45,7 +45,7 @@ from .events import Event, EventListener, Events
 from .hosts.dbapi import Connection
 from .hosts.joining import join
 from .inspection import Inspection
-from .migration.live_runs import LiveRuns
+from .migration.live import LiveRuns
 from .migration.repartition import Repartitioned
 from .placement import bindings
 from .placement.bindings import DECISIONS

@@ -233,6 +233,26 @@ def sweep_unfinished(directory: Path, name: str | None = None) -> int:
     return len(paths)
 
 
+@contextmanager
+def made_whole(target: Path, what: str) -> Iterator[Path]:
+    """Give the path of a directory to make in the block, a hidden one beside `target`: it has that name, durably, once
+    the block has ended, and after an error nothing is left of it. Raises StoreFullError, OSError."""
+    making = target.with_name(f".{target.name}.{what}")
+    shutil.rmtree(making, ignore_errors=True)
+    make_directory(target.absolute().parent)
+    try:
+        yield making
+        if target.exists():
+            target.rmdir()
+        making.rename(target)
+        sync_directory(target.absolute().parent)
+    except BaseException as error:
+        shutil.rmtree(making, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise refused(f"{target} cannot be made: {error}", error, "; nothing is left of it") from error
+        raise
+
+
 def zero_fill(fd: int, start: int, end: int) -> None:
     """Write zeros, so that later writes there allocate nothing and their sync need not touch the inode. Raises
     OSError."""

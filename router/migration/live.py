@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...adapters.core.migration.copying import Amount
@@ -29,7 +30,8 @@ from ...adapters.core.operations.branches import Branch
 from ...adapters.core.state.gates import Gate
 from ...adapters.system.conditions import Event, Thread
 from ...adapters.system.files import disk_errors
-from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
+from ...policies import config as configs
+from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError, TransactionError
 from ...policies.names.destination import Destination
 from ...policies.names.routes import Match
 from ..placement.on_disk.directories import StoreDirectories
@@ -38,7 +40,7 @@ from ..placement.on_disk.repartition_progress import Moving
 from ..placement.record import DestinationRow, StoreRow
 from ..placement.registry import StoreRegistry
 from ..transactions.coordinator import Coordinator
-from .plan import Move, move_of
+from .plan import Move, move_of, require_directory
 from .repartition import Planned, Repartitioned, Repartitioning, Told, in_the_way, looked_at
 
 if TYPE_CHECKING:
@@ -346,3 +348,42 @@ class LiveRepartition(Repartitioning):
             return ""
 
         self._wait_while(held, PASSING_SECONDS)
+
+
+class LiveRuns:
+    """Runs repartitions, one at a time. Threads: all. `_lock` guards the run."""
+
+    def __init__(self, registry: StoreRegistry, coordinator: Coordinator) -> None:
+        self._registry, self._coordinator = registry, coordinator
+        self._lock = threading.RLock()
+        self._run: LiveRepartition | None = None
+
+    def run(
+        self,
+        config: str | Path | Config,
+        progress: Callable[[int, int], None] | None,
+        restart: bool,
+        prepared_seconds: float,
+    ) -> Repartitioned:
+        """Move all destinations to where a configuration routes them. Raises as Router.repartition."""
+        if not isinstance(prepared_seconds, int | float) or isinstance(prepared_seconds, bool):
+            kind = type(prepared_seconds).__name__
+            raise TypeError(f"prepared_seconds is a number of seconds, not {kind}: {prepared_seconds!r}")
+        if not prepared_seconds >= 0:  # not so of nan either
+            raise ValueError(f"prepared_seconds is a number of seconds, 0 or more, not {prepared_seconds!r}")
+        new, path = (config, "") if isinstance(config, configs.Config) else (configs.load(config), str(config))
+        require_directory(new, self._registry.config)
+        told = progress or (lambda done, total: None)
+        live = LiveRepartition(self._registry, self._coordinator, new, restart, path, prepared_seconds, told)
+        with self._lock:
+            self._registry.require_open()
+            if self._run is not None and not self._run.ended:
+                raise TransactionError("this router is being repartitioned already; wait until that is done")
+            self._run = live
+        return live.run()
+
+    def stop(self) -> None:
+        """Stop what runs, which leaves the destination that is on its way where it was. Waits for the end."""
+        run = self._run
+        if run is not None:
+            run.stop()

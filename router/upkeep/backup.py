@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from ...adapters.core.migration.backup import StoreCopier
 from ...adapters.core.migration.copying import is_shared
 from ...adapters.system.directory import is_empty
-from ...adapters.system.files import FULL, make_directory, new_directory, refused, sync_directory, sync_file
+from ...adapters.system.files import made_whole, make_directory, new_directory, sync_directory, sync_file
 from ...adapters.wal import LogCopier
 from ...policies.errors import AnabranchError, ClosedError, PlacementError, StoreFailedError
 from ...policies.paths import from_home
@@ -60,22 +60,9 @@ def backup(registry: StoreRegistry, decisions: DecisionLog, target: Path | str) 
     """
     target = from_home(target).absolute()
     _require_copyable(registry, target)
-    making = target.with_name(f".{target.name}.backup")
-    shutil.rmtree(making, ignore_errors=True)
-    make_directory(target.parent)
-    try:
+    with made_whole(target, "backup") as making:
         new_directory(making, registry.config.file_mode)
-        found = _Backup(registry, decisions, making).run(target)
-        if target.exists():
-            target.rmdir()
-        making.rename(target)
-        sync_directory(target.parent)
-        return found
-    except BaseException as error:
-        shutil.rmtree(making, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise refused(f"{target} cannot be made: {error}", error, "; nothing is left of it") from error
-        raise
+        return _Backup(registry, decisions, making).run(target)
 
 
 def _require_copyable(registry: StoreRegistry, target: Path) -> None:

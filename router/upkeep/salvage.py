@@ -26,7 +26,7 @@ from ...adapters.journal.directory import StoreDirectory
 from ...adapters.journal.recovery.salvage import LossReport, made_for_priorities, reports, store_id_of, summary
 from ...adapters.journal.recovery.salvage import salvage as mend
 from ...adapters.system.directory import is_empty
-from ...adapters.system.files import FULL, make_directory, refused, replace_file, sync_directory, sync_file
+from ...adapters.system.files import made_whole, replace_file, sync_directory, sync_file
 from ...adapters.system.reading_lock import kept_closed
 from ...policies.config import Config, JournalOptions
 from ...policies.config.durability import OnCorruption
@@ -86,10 +86,7 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
     """
     source, target = from_home(directory), from_home(target)
     _require_places(source, target)
-    making = target.with_name(f".{target.name}.salvage")
-    shutil.rmtree(making, ignore_errors=True)
-    make_directory(target.absolute().parent)
-    try:
+    with made_whole(target, "salvage") as making:
         with ExitStack() as locks:
             for path in [source / LOCK, *sorted(source.rglob("store.lock"))]:
                 locks.enter_context(kept_closed(path, "the router" if path.name == LOCK else "a store"))
@@ -97,15 +94,6 @@ def salvage(directory: Path | str, target: Path | str, config: Config | None = N
             unreadable = _copy(source, making)
         found = _Salvaging(source, making, target, config, unreadable).run()
         replace_file(making / REPORT, msgspec.json.format(msgspec.json.encode(asdict(found)), indent=2) + b"\n")
-        if target.exists():
-            target.rmdir()
-        making.rename(target)
-        sync_directory(target.absolute().parent)
-    except BaseException as error:
-        shutil.rmtree(making, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise refused(f"{target} cannot be made: {error}", error, "; nothing is left of it") from error
-        raise
     return found
 
 
