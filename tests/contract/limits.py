@@ -154,6 +154,8 @@ class LimitsContract:
             with pytest.raises(StoreFullError):
                 store.send_many(A, [b"x"] * 4)
             store.purge(A)
+            with pytest.raises(StoreFullError):
+                store.commit([(A, Outgoing(b"x"))] * 4, [])
         store.send(A, b"1", None, "id")
         for _ in range(10):
             assert store.send(A, b"1", None, "id").duplicate

@@ -7,19 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ..sql.disk import PostgresDisk, TableSets
-from ..sql.server import PostgresServer
+from ..sql.disk import PostgresDisk, TableSets, table_sets
 from .contract import EssentialContract, StoreContract
 from .disk import Disk
 
-
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[TableSets]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(table_sets)
 
 
 class TestPostgresql(EssentialContract):

@@ -35,8 +35,7 @@ from anabranch.policies.names.destination import Destination
 from ..contract.disk import A, B, Disk, T, assert_whole, bodies, take
 from ..journal.disk import JournalDisk
 from ..memory.disk import MemoryDisk
-from ..sql.disk import PostgresDisk, SqliteDisk, TableSets
-from ..sql.server import PostgresServer
+from ..sql.disk import PostgresDisk, SqliteDisk, table_sets
 
 DISKS: dict[str, type[Any]] = {"journal": JournalDisk, "sqlite": SqliteDisk, "memory": MemoryDisk}
 PAIRS = list(itertools.product(DISKS, DISKS))
@@ -77,13 +76,7 @@ def disk_of(kind: str, path: Path, request: pytest.FixtureRequest) -> Disk:
     return disk
 
 
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[TableSets]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(table_sets)
 
 
 @pytest.fixture

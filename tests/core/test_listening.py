@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,25 +16,6 @@ from ..journal.disk import JournalDisk
 from .made import onefile
 
 PATIENCE = 60.0
-
-
-def test_as_many_as_were_asked_for_and_in_order(store: Store) -> None:
-    heard: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
-
-    def hear(message: Message) -> None:
-        message.ack()
-        heard.put((message.body, threading.get_ident()))
-
-    listener = store.listen(A, hear, credit=3)
-    store.send_many(A, [b"%d" % n for n in range(5)])
-    got = [heard.get(timeout=PATIENCE) for _ in range(3)]
-    assert [body for body, _ in got] == [b"0", b"1", b"2"]
-    assert threading.get_ident() not in {thread for _, thread in got}
-    listener.add_credit(1)
-    assert heard.get(timeout=PATIENCE)[0] == b"3"
-    listener.close()
-    assert drain(store) == [b"4"]
-    assert heard.empty()
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])

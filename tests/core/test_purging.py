@@ -47,15 +47,6 @@ def test_others_get_their_turn_in_between(store: Store) -> None:
     assert store.depth(A) == 0
 
 
-def test_what_somebody_holds_stays(store: Store) -> None:
-    store.send_many(A, [str(n).encode() for n in range(10)])
-    held = [store.receive(A) for _ in range(3)]
-    assert held[1] is not None
-    held[1].release()
-    assert store.purge(A) == 8
-    assert [message.body for message in store.browse(A)] == [b"0", b"2"]
-
-
 @pytest.mark.parametrize("pages", [1, 2])
 def test_what_is_purged_stands_though_the_store_fails_just_after(
     pages: int, monkeypatch: pytest.MonkeyPatch, store: Store

@@ -14,7 +14,6 @@ from anabranch.adapters.core.record.place import SEQ
 from anabranch.adapters.core.service import failures
 from anabranch.adapters.core.service.damaged import is_damage, readable
 from anabranch.adapters.core.service.failures import TEXT_MAX, TYPE_MAX, Failure, failure_of
-from anabranch.adapters.core.service.receiving import PAGE
 from anabranch.adapters.core.state.leases import Receiver
 from anabranch.policies.config.durability import OnCorruption
 from anabranch.policies.errors import CorruptionError, StoreFailedError, StoreFullError
@@ -65,18 +64,6 @@ def test_what_is_damaged_is_told_and_acked_where_the_store_salvages(store: Store
     Unreadable(store, CorruptionError("file", 0, "its checksum is wrong"))
     assert (drain(store), store.depth(A), store.stats().leased) == ([b"2"], 0, 0)
     assert told == [("queue://a", 1)]
-
-
-def test_browse_goes_on_behind_what_dies_meanwhile(memory_store: Store) -> None:
-    count = 2 * PAGE + 10
-    memory_store.send_many(A, [b"%d" % n for n in range(count)])
-    looked = memory_store.browse(A)
-    first = [next(looked).body for _ in range(5)]
-    for _ in range(PAGE + 5):
-        take(memory_store).ack()
-    assert first + [message.body for message in looked] == [
-        b"%d" % n for n in (*range(5), *range(PAGE + 5, count))
-    ]  # fmt: skip
 
 
 def test_what_was_purged_after_it_was_fetched_is_not_received(memory_store: Store) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY, PRIORITY_MAX
 from anabranch.adapters.core.record.encoding import HEAD, REQUEUED, encode, is_requeued, name_of, order_and_expiry
 from anabranch.adapters.core.record.headers import MESSAGE_ID_BYTES_MAX, pack_headers, pack_id, unpack_headers
@@ -62,14 +61,6 @@ def test_a_body_of_another_type_is_copied() -> None:
     body[0] = 0
     assert decode(None, A, (0, 1, 0, 0, None), record, None).body == b"abc"  # type: ignore[arg-type]
     assert order_and_expiry(record) == (DEFAULT_PRIORITY, 0)
-
-
-def test_what_is_leased_counts_as_delivered(store: Store) -> None:
-    store.send(A, b"1")
-    (looked_at,) = store.browse(A)
-    message = store.receive(A)
-    assert message is not None
-    assert (looked_at.deliveries, message.deliveries) == (0, 1)
 
 
 # The order of delivery

@@ -40,28 +40,6 @@ def test_many_go_in_tickets_of_a_bounded_size() -> None:
         assert store.depth(A) == 5
 
 
-def test_no_room_is_kept_by_what_was_refused() -> None:
-    with onefile() as disk:
-        store = disk.create(max_messages=3)
-        store.send(A, b"1")
-        for _ in range(3):
-            with pytest.raises(StoreFullError):
-                store.send_many(A, [b"x"] * 3)
-            with pytest.raises(StoreFullError):
-                store.commit([(A, Outgoing(b"x"))] * 3, [])
-        store.send_many(A, [b"2", b"3"])
-        assert bodies(store) == [b"1", b"2", b"3"]
-
-
-def test_a_duplicate_takes_no_room() -> None:
-    with onefile() as disk:
-        store = disk.create(max_messages=1)
-        first = store.send(A, b"1", message_id="id")
-        for _ in range(3):
-            again = store.send(A, b"1", message_id="id")
-            assert (again.seq, again.duplicate) == (first.seq, True)
-
-
 def test_bodies_alone_are_kept_as_others_are() -> None:
     with journal() as disk:
         store = disk.create()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from anabranch.adapters.core.store_types import Counts, Subscription
 from anabranch.adapters.journal.backend import JournalBackend
 from anabranch.adapters.memory.backend import MemoryBackend
 from anabranch.adapters.sql.backend import SqlBackend
-from anabranch.policies.errors import ClosedError, StoreFailedError
+from anabranch.policies.errors import StoreFailedError
 
-from ..contract.disk import PATIENCE, A, B, T, bodies, take
+from ..contract.disk import A, B, T, bodies, take
 from .made import onefile
 
 # What the face of a store does by itself: opening and closing
@@ -108,15 +107,6 @@ def test_nothing_is_seen_before_its_write_has_counted(store: Store) -> None:
 def test_a_signal_handler_inside_is_refused(store: Store) -> None:
     with store._engine.lock, pytest.raises(RuntimeError, match="signal handler"):
         store.depth(A)
-
-
-def test_all_who_wait_hear_of_the_end(store: Store) -> None:
-    ended: SimpleQueue[Exception] = SimpleQueue()
-    store.listen(A, lambda message: None, on_end=ended.put)
-    store.close()
-    assert isinstance(ended.get(timeout=PATIENCE), ClosedError)
-    with pytest.raises(ClosedError):
-        take(store)
 
 
 # What a store says of itself

@@ -25,8 +25,7 @@ from anabranch.router.placement.on_disk.repartition_progress import NAME, Progre
 from anabranch.router.placement.record import DestinationsTable, StoreRow
 
 from ..shares import Share
-from ..sql.disk import TableSets
-from ..sql.server import PostgresServer
+from ..sql.disk import TableSets, table_sets
 from ..thirdparty.disk import SITE
 from .test_repartition import Snapshots, facts, fill
 
@@ -64,14 +63,7 @@ REFUSED = [
 ]
 """`make test` has some changes of each shape and some to each, also to the same kind for each destination, and back."""
 
-
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[TableSets]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(table_sets)
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from anabranch.router.migration.moving import move_messages
 
 from ..children import CONTEXT
 from ..contract.disk import PATIENCE
-from ..sql.disk import TableSets
-from ..sql.server import PostgresServer
+from ..sql.disk import TableSets, table_sets
 from ..thirdparty.disk import SITE
 
 assert SITE.is_dir()  # the third party is installed
@@ -37,14 +36,7 @@ PAIRS = [
 ]
 """`make test` has each kind with itself and with the next one, so each in either place."""
 
-
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[TableSets]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(table_sets)
 
 
 @pytest.fixture

@@ -125,6 +125,13 @@ def copied(router: anabranch.Router, copy: Path) -> Path:
 
 def crashed(router: anabranch.Router, copy: Path) -> Path:
     """The data directory as it is when the process is killed now."""
+    with still(router):
+        return copied(router, copy)
+
+
+@contextmanager
+def still(router: anabranch.Router) -> Iterator[None]:
+    """Nobody writes in the block, to a journal, a database or the decision log."""
     with ExitStack() as stack:
         for store in router._registry.open_stores():
             if isinstance(store, JournalStore):
@@ -137,7 +144,7 @@ def crashed(router: anabranch.Router, copy: Path) -> Path:
             stack.enter_context(decisions._reclaimer._lock)
         if decisions._log is not None:
             stack.enter_context(quiet(decisions._log))
-        return copied(router, copy)
+        yield
 
 
 class Faults:

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from anabranch.policies.config.options import SqlOptions
 
 from ..contract.disk import Disk
 from ..places import in_memory
+from .server import PostgresServer
 
 SMALL = {"chunk_size": 64 * 1024}
 """Chunks so small that bodies are split."""
@@ -147,6 +148,15 @@ class TableSets:
     def close(self) -> None:
         self._engine.dispose()
         self.connections.close()
+
+
+def table_sets(postgres: PostgresServer) -> Iterator[TableSets]:
+    """Yield those on the tests' server: for a fixture."""
+    if postgres.pid is None:
+        postgres.start()
+    sets = TableSets(postgres.new_schema())
+    yield sets
+    sets.close()
 
 
 class KeptConnection(psycopg.Connection[Any]):

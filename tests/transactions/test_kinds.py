@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,11 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.messages import Message
-from anabranch.adapters.journal import JournalStore
-from anabranch.adapters.sql import SqlStore
 from anabranch.policies.config.options import SqlOptions
 
-from ..router.disk import SYNCED, contents, copied, take
-from ..sql.disk import TableSets, lead_of
-from ..sql.server import PostgresServer
+from ..router.disk import SYNCED, contents, copied, still, take
+from ..sql.disk import TableSets, table_sets
 from ..thirdparty.disk import SITE
-from ..wal.logs import quiet
 
 CAMPAIGN = [pytest.mark.campaign, pytest.mark.weight(0)]
 KINDS = ("journal", "sqlite", "postgresql", "memory", "onefile")
@@ -46,14 +41,7 @@ NOTHING: State = {"in": [], "out": []}
 
 assert SITE.is_dir()  # the third party is installed: stores of kind `onefile` are found by their entry point
 
-
-@pytest.fixture(scope="module")
-def sets(postgres: PostgresServer) -> Iterator[TableSets]:
-    if postgres.pid is None:
-        postgres.start()
-    sets = TableSets(postgres.new_schema())
-    yield sets
-    sets.close()
+sets = pytest.fixture(scope="module")(table_sets)
 
 
 class World:
@@ -89,18 +77,7 @@ class World:
         """What is left if the process is killed now."""
         directory = self._path / f"copy-{len(self.snapshots)}"
         config, tables = self._made(directory)
-        with ExitStack() as stack:
-            for store in router._registry.open_stores():
-                if isinstance(store, JournalStore):
-                    for lock in (store.backend._reclaimer._lock, quiet(store.backend._log), store._engine.lock):
-                        stack.enter_context(lock)
-                elif isinstance(store, SqlStore):
-                    stack.enter_context(lead_of(store))
-            decisions = router._coordinator.log
-            if decisions._reclaimer is not None:
-                stack.enter_context(decisions._reclaimer._lock)
-            if decisions._log is not None:
-                stack.enter_context(quiet(decisions._log))
+        with still(router):
             copied(router, directory)
             for name, prefix in tables.items():
                 assert self._sets is not None

@@ -176,14 +176,15 @@ class TestIsolation:
         assert [drain(cross, "a.q"), drain(cross, "b.q")] == [[b"2", b"4"]] * 2
         assert bodies(cross, "c.q") == [[]]
 
-    def test_an_exception_rolls_back(self, cross: anabranch.Router) -> None:
+    @pytest.mark.parametrize("target", ["a.r", "b.q"])
+    def test_an_exception_rolls_back(self, cross: anabranch.Router, target: str) -> None:
         cross.queue("a.q").send(b"1")
         with pytest.raises(ZeroDivisionError), cross.transaction() as tx:
             tx.ack(take(cross, "a.q"))
-            tx.send("b.q", b"2")
+            tx.send(target, b"2")
             raise ZeroDivisionError
         assert take(cross, "a.q").body == b"1"
-        assert bodies(cross, "b.q") == [[]]
+        assert bodies(cross, target) == [[]]
         assert tx.state == "rolled back"
 
 
@@ -269,19 +270,19 @@ class TestThreads:
 
 
 class TestMisuse:
-    def test_it_ends_once(self, cross: anabranch.Router) -> None:
+    @pytest.mark.parametrize("names", ["a.q,a.s", "a.q,b.q"])
+    def test_it_ends_once(self, cross: anabranch.Router, names: str) -> None:
         cross.queue("a.r").send(b"x")
         message = take(cross, "a.r")
         for end, state in (("commit", "committed"), ("rollback", "rolled back")):
             tx = cross.transaction()
-            tx.send("a.q", b"x")
-            tx.send("b.q", b"x")
+            tx.send(names, b"x")
             getattr(tx, end)()
             assert tx.state == state
             for call in (tx.commit, tx.rollback, partial(tx.send, "a.q", b"x"), partial(tx.ack, message), tx.__enter__):
                 with pytest.raises(TransactionError, match=f"this transaction is {state}; begin another"):
                     call()
-        assert bodies(cross, "a.q", "b.q") == [[b"x"], [b"x"]]
+        assert bodies(cross, *names.split(",")) == [[b"x"], [b"x"]]
         message.ack()
 
     def test_one_that_is_in_between_says_how_to_go_on(self, cross: anabranch.Router) -> None:
