@@ -23,6 +23,7 @@ import anabranch
 
 from ..children import started
 from ..contract.disk import PATIENCE
+from ..taking import take
 from ..thirdparty.disk import SITE
 from . import commands
 
@@ -73,8 +74,7 @@ def dead_letters(*texts: str) -> None:
     send(*texts)
     with anabranch.open("data") as router:
         for _ in texts:
-            message = router.queue("jobs").receive()
-            assert message is not None
+            message = take(router.queue("jobs"))
             message.release()
         router.sweep()
 
@@ -214,8 +214,7 @@ def test_queues() -> None:
         router.topic("prices").send(b"3")
         tx = router.transaction(anabranch.Xid(1, "waits", ""))
         router.queue("claimed").send(b"4")
-        message = router.queue("claimed").receive()
-        assert message is not None
+        message = take(router.queue("claimed"))
         tx.ack(message)
         tx.prepare()
     found = json.loads(run("queues", "data", "--json").stdout)["queues"]

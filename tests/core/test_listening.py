@@ -11,7 +11,7 @@ from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Message
 from anabranch.adapters.core.state.leases import Channel
 
-from ..contract.disk import A, Parallel, drain, eventually
+from ..contract.disk import A, Parallel, drain, eventually, take
 from ..journal.disk import JournalDisk
 from .made import onefile
 
@@ -29,8 +29,7 @@ def test_what_a_callback_does_not_take_is_free_again(error: type[BaseException],
     listener = store.listen(A, fail)
     store.send(A, b"1")
     assert heard.get(timeout=PATIENCE) == b"1"
-    message = store.receive(A, PATIENCE)
-    assert message is not None
+    message = take(store, A, PATIENCE)
     message.ack()
     eventually(lambda: not listener.close())  # its callback may be about to return
 

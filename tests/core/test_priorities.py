@@ -14,7 +14,7 @@ from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.state.priorities import FETCHED_MAX, Orders
 from anabranch.adapters.core.store import Store
 
-from ..contract.disk import A, assert_whole, bodies, drain
+from ..contract.disk import A, assert_whole, bodies, drain, take
 from ..crash.interrupts import everywhere
 from .made import memory
 
@@ -33,9 +33,7 @@ def test_orders_are_a_sorted_set(steps: list[tuple[bool, int]]) -> None:
 
 
 def received(store: Store) -> Message:
-    message = store.receive(A)
-    assert message is not None
-    return message
+    return take(store)
 
 
 @contextmanager

@@ -37,8 +37,7 @@ def test_others_get_their_turn_in_between(store: Store) -> None:
         assert not engine.lock._is_owned()  # type: ignore[attr-defined]
         writes.append(sum(change.last - change.first + 1 for change in changes))
         store.send(B, b"y")
-        message = store.receive(B)
-        assert message is not None
+        message = take(store, B)
         message.ack()
         return store._sending.write(changes)
 

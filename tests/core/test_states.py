@@ -11,7 +11,7 @@ from anabranch.adapters.core.state.states import Catalog
 from anabranch.adapters.core.store_types import Subscription
 from anabranch.policies.names.destination import Destination
 
-from ..contract.disk import A, T, assert_whole, bodies
+from ..contract.disk import A, T, assert_whole, bodies, take
 from .made import send_to, ticket_of
 
 # What a store knows of its destinations
@@ -50,8 +50,7 @@ def test_removed_destinations_leave_nothing_behind(store: Store) -> None:
     for n in range(50):
         destination = Destination.parse(f"reply.{n}")
         store.send(destination, b"x")
-        message = store.receive(destination)
-        assert message is not None
+        message = take(store, destination)
         message.ack()
         store.delete(destination)
         assert store.receive(Destination.parse(f"nothing.{n}"), timeout=0.0001) is None

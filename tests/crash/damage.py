@@ -39,6 +39,7 @@ import anabranch.adapters.sql  # here, not in each child
 
 from ..places import in_memory
 from ..shares import Share, add_options, of_options
+from ..taking import take
 from .damaging import HANGS_AFTER, Trial, answers, outcomes
 from .ledger import body_of, identity_of, violations
 
@@ -112,9 +113,7 @@ def fill(directory: Path, state: str) -> None:
 
 
 def _take(queue: anabranch.Queue) -> anabranch.Message:
-    message = queue.receive()
-    assert message is not None
-    return message
+    return take(queue)
 
 
 # What is found in it -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from anabranch.policies.config.when_full import WhenFull
 from ..contract.disk import eventually
 from ..contract.features import bodies_of
 from ..router.disk import crashed
+from ..taking import take
 from .ledger import body_of, contents, identity_of, violations
 
 SIZE = "8m"
@@ -65,8 +66,7 @@ def test_a_full_disk_is_emptied_and_used_again(disk: Path) -> None:
         assert queue.depth() == sent
         spare.unlink()  # until stores keep a reserve of their own, somebody has to find them some room
         for number in range(sent - 5):
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             assert identity_of(message.body) == f"s.{number}"
             message.ack()
         router.reclaim()  # what the background has not freed yet
@@ -110,8 +110,7 @@ def test_a_segment_that_a_crash_left_short_is_not_counted_on_for_room(disk: Path
     shutil.rmtree(disk / "first")
     with anabranch.open(anabranch.Config(disk / "data", stores)) as router:
         queue = router.queue("a.q")
-        first = queue.receive()
-        assert first is not None
+        first = take(queue)
         first.ack()
         queue.send(b"stays")
         router.reclaim()
@@ -152,8 +151,7 @@ def test_a_disk_full_of_another_kind_of_store_is_emptied_and_used_again(disk: Pa
         assert violations(router) == []
         spare.unlink()
         for number in range(sent - 5):
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             assert identity_of(message.body) == f"s.{number}"
             message.ack()
         router.reclaim()
@@ -187,8 +185,7 @@ def test_a_disk_full_of_large_bodies_is_emptied_and_used_again(disk: Path, kind:
         assert violations(router) == []  # nor is there a body of no message
         spare.unlink()
         for identity in expected[:-2]:
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             assert identity_of(message.read()) == identity
             message.ack()
         del message
@@ -291,8 +288,7 @@ def over_two(router: anabranch.Router, start: int, size: int) -> int:
     of space; its number."""
     number = start
     while True:
-        message = router.queue("a.in").receive()
-        assert message is not None
+        message = take(router.queue("a.in"))
         tx = router.transaction()
         tx.ack(message)
         for queue in ("a.out", "b.out"):
@@ -301,8 +297,7 @@ def over_two(router: anabranch.Router, start: int, size: int) -> int:
             tx.commit()
         except anabranch.StoreFullError:
             assert tx.state == "rolled back"
-            again = router.queue("a.in").receive()
-            assert again is not None
+            again = take(router.queue("a.in"))
             assert again.seq == message.seq  # free, at its old place
             again.release()
             return number

@@ -60,8 +60,7 @@ def fill(directory: Path) -> None:
         for number in range(SENT):
             queue.send(body_of(f"s.{number}", 700))
             if number % 3 == 0:
-                message = queue.receive()
-                assert message is not None
+                message = take(queue)
                 message.ack()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -285,8 +284,7 @@ def test_many_threads_that_delay_lease_stream_and_fill_rings(tmp_path: Path, sha
             message = queue.receive(timeout=300, lease=300)
             assert message is not None
             message.release(delay=0.05)
-            message = queue.receive(timeout=300)
-            assert message is not None
+            message = take(queue, 300)
             identity = identity_of(message.read())
             message.ack()
             with lock:
@@ -326,8 +324,7 @@ def test_a_thousand_threads_over_all_kinds(tmp_path: Path) -> None:
             for kind in kinds:
                 router.queue(f"{kind}.q").send(body_of(f"{kind}{number}.1"))
             for kind in kinds:
-                message = router.queue(f"{kind}.q").receive(timeout=300)
-                assert message is not None
+                message = take(router.queue(f"{kind}.q"), 300)
                 identity = identity_of(message.body)
                 message.ack()
                 with lock:

@@ -14,6 +14,7 @@ from anabranch.router.upkeep import dead_letters
 
 from ..contract.disk import eventually
 from ..router.disk import SYNCED
+from ..taking import take
 
 
 def setup(tmp_path: Path, dead_letter: str | None = "dlq", **options: object) -> anabranch.Config:
@@ -30,8 +31,7 @@ def setup(tmp_path: Path, dead_letter: str | None = "dlq", **options: object) ->
 
 def fail(queue: anabranch.Queue | anabranch.Subscriber) -> int:
     """Receive one and give it back; the count of its deliveries."""
-    message = queue.receive()
-    assert message is not None
+    message = take(queue)
     message.release()
     return message.deliveries
 
@@ -44,21 +44,18 @@ def test_a_message_that_comes_back_too_often_goes_to_the_dead_letter_queue(tmp_p
         queue.send(b"good")
         assert fail(queue) == 1
         with pytest.raises(ZeroDivisionError), router.transaction() as tx:
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             assert message.deliveries == 2
             tx.ack(message)
             raise ZeroDivisionError
     with anabranch.open(config) as router:  # the count is kept
         queue, dead = router.queue("q"), router.queue("dlq")
         assert fail(queue) == 3
-        message = queue.receive()
-        assert message is not None
+        message = take(queue)
         assert message.body == b"good"
         message.release()
         eventually(lambda: dead.depth() == 1)  # by itself
-        letter = dead.receive()
-        assert letter is not None
+        letter = take(dead)
         assert (letter.body, letter.priority, letter.deliveries) == (b"poison", 7, 1)
         assert letter.headers == {
             "k": 1, "dead_letter_reason": "delivery_limit", "dead_letter_source": "queue://q",
@@ -101,8 +98,7 @@ def test_what_is_deleted_for_want_of_a_dead_letter_queue_is_told(
         eventually(lambda: router.stats().dropped == 2)
         assert told() == []
         for _ in range(3):
-            message = router.queue("rejected").receive()
-            assert message is not None
+            message = take(router.queue("rejected"))
             message.reject("no")
             fail(router.queue("failed"))
             router.sweep()
@@ -111,8 +107,7 @@ def test_what_is_deleted_for_want_of_a_dead_letter_queue_is_told(
         eventually(lambda: len(told()) == 4)
         assert sorted(told()[2:]) == [of("2 messages", "failed"), of("2 messages", "rejected")]
         router.queue("rejected").send(b"5")
-        message = router.queue("rejected").receive()
-        assert message is not None
+        message = take(router.queue("rejected"))
         message.reject("no")
     assert told()[4:] == [of("1 message", "rejected")]
 
@@ -127,8 +122,7 @@ def test_expired_messages_go_to_the_dead_letter_queue_of_their_destination(tmp_p
             destination.send(b"x", expires_in=0.001, persistent=persistent)
             dead = router.queue(f"dlq.{destination.destination.name}")
             eventually(lambda dead=dead: dead.depth() == 1)  # type: ignore[misc]  # once, not for each subscription
-            letter = dead.receive()
-            assert letter is not None
+            letter = take(dead)
             assert letter.headers["dead_letter_reason"] == "expired"
             assert letter.expires_at_ms == 0
         # A letter is there before what it was made of is gone.
@@ -146,8 +140,7 @@ def test_each_subscription_has_its_own_count(tmp_path: Path) -> None:
         assert one.receive() is None
         eventually(lambda: router.queue("dlq").depth() == 1)
         eventually(lambda: (one.depth(), two.depth()) == (0, 1))
-        letter = router.queue("dlq").receive()
-        assert letter is not None
+        letter = take(router.queue("dlq"))
         assert (letter.headers["dead_letter_client"], letter.headers["dead_letter_subscription"]) == ("c", "one")
 
 
@@ -163,8 +156,7 @@ def test_what_cannot_be_put_aside_waits(tmp_path: Path) -> None:
         assert router.sweep() == 0
         assert queue.receive() is None
         assert [m.body for m in queue.browse()] == [b"2"]
-        letter = dead.receive()
-        assert letter is not None
+        letter = take(dead)
         letter.ack()
         eventually(lambda: [m.body for m in dead.browse()] == [b"2"])
         eventually(lambda: queue.depth() == 0)
@@ -269,8 +261,7 @@ def test_a_clock_before_1970_refuses_what_would_have_no_time(tmp_path: Path, mon
     memory = anabranch.StoreConfig("memory", ["m"], memory=anabranch.MemoryOptions())
     with anabranch.open(anabranch.Config(config.directory, [*config.stores, memory])) as router:
         router.queue("q").send(b"1")
-        message = router.queue("q").receive()
-        assert message is not None
+        message = take(router.queue("q"))
         with monkeypatch.context() as patches:
             patches.setattr(time, "time_ns", lambda: -1_000_000_000)
             for send in (
@@ -285,8 +276,7 @@ def test_a_clock_before_1970_refuses_what_would_have_no_time(tmp_path: Path, mon
                 tx.send("dlq", b"x")
                 tx.ack(message)
             with router.transaction() as tx:  # acks alone have no time
-                again = router.queue("q").receive()
-                assert again is not None
+                again = take(router.queue("q"))
                 tx.ack(again)
         router.send("q,dlq,m", b"2")
         assert [router.queue(name).depth() for name in ("q", "dlq", "m")] == [1, 1, 1]
@@ -334,8 +324,7 @@ def test_dead_letters_of_a_queue(tmp_path: Path) -> None:
         router.sweep()
         router.queue("dlq").send(b"sent by hand", {"dead_letter_source": ["no", "name"]})
         router.queue("q").send(b"rejected")
-        message = router.queue("q").receive()
-        assert message is not None
+        message = take(router.queue("q"))
         message.reject("it is wrong")
         letters = list(router.queue("q").dead_letters())
         assert [(letter.message.body, letter.reason, letter.deliveries) for letter in letters] == [

@@ -13,6 +13,7 @@ from anabranch import Config, LimitOptions, MemoryOptions, StoreConfig, Sync, Wh
 
 from ..contract.disk import PATIENCE, Parallel, eventually
 from ..contract.features import limits_of
+from ..taking import take
 
 LONG = 1000.0
 
@@ -65,8 +66,7 @@ def test_transactions_that_wait_for_each_others_stores_get_through_once_one_does
 
         def move(source: anabranch.Queue, target: anabranch.Queue) -> None:
             with router.transaction() as transaction:
-                message = source.receive()
-                assert message is not None
+                message = take(source)
                 transaction.ack(message)
                 transaction.send(target.destination.name, b"moved")
 
@@ -184,8 +184,7 @@ def test_producers_and_consumers_of_a_store_that_is_always_full(tmp_path: Path) 
 
         def consume() -> None:
             for _ in range(50):
-                message = queue.receive(timeout=PATIENCE)
-                assert message is not None
+                message = take(queue, PATIENCE)
                 found.append(message.body)
                 message.ack()
 
@@ -225,8 +224,7 @@ def test_two_stores_on_one_disk_do_not_take_the_same_space(
         if frees == "the disk":
             transaction.commit()
         free[0] = 0
-        message = router.queue("b.x").receive()
-        assert message is not None
+        message = take(router.queue("b.x"))
         with router.transaction() as transaction:  # what makes a store hold no more goes on
             transaction.ack(message)
             transaction.send("b.x", body)

@@ -14,6 +14,7 @@ from anabranch.router.offline.repartition import repartition
 
 from ..contract.disk import Parallel, eventually
 from ..router.disk import NEVER
+from ..taking import take
 from .test_hosting import KINDS, config
 
 
@@ -133,15 +134,13 @@ def test_a_message_and_its_result_change_together(router: anabranch.Router) -> N
     jobs, results = router.queue("other.jobs"), router.map("results")
     assert results.put_if_absent("job-2", b"waits")
     jobs.send(b"job-1")
-    message = jobs.receive()
-    assert message is not None
+    message = take(jobs)
     with pytest.raises(ZeroDivisionError), router.transaction() as tx:
         tx.ack(message)
         tx.put(results, "job-1", b"half")
         raise ZeroDivisionError
     assert results.get("job-1") is None
-    message = jobs.receive()
-    assert message is not None
+    message = take(jobs)
     with router.transaction() as tx:  # over two stores
         tx.ack(message)
         tx.put(results, "job-1", b"done")

@@ -10,6 +10,7 @@ import anabranch
 
 from ..contract.disk import eventually
 from ..router.disk import SYNCED
+from ..taking import take
 
 
 @pytest.fixture
@@ -48,8 +49,7 @@ def test_each_subscription_has_a_backlog_of_its_own_over_restarts(setup: anabran
             anabranch.Subscription(prices.destination, "audit", "a", "sku = 'T-1'", True),
         ]
         audit = prices.subscribe("audit", client_id="a", selector="sku = 'T-1'", no_local=True)
-        first = audit.receive()
-        assert first is not None
+        first = take(audit)
         assert (first.body, first.subscription) == (b"1", ("a", "audit"))
         assert [m.body for m in audit.browse(after=first)] == [b"2", b"3"]
         first.ack()
@@ -89,8 +89,7 @@ def test_a_transaction_subscribes_sends_and_acks_over_stores_as_one(setup: anabr
         prices, orders = router.topic("prices.eu"), router.queue("orders")
         old = prices.subscribe("old")
         orders.send(b"order")
-        message = orders.receive()
-        assert message is not None
+        message = take(orders)
         with router.transaction() as tx:
             new = tx.subscribe(prices, "new")
             tx.unsubscribe(old)
@@ -116,8 +115,7 @@ def test_a_prepared_change_survives_a_restart(setup: anabranch.Config) -> None:
         prices = router.topic("prices.eu")
         kept = prices.subscribe("kept")
         prices.send(b"1")
-        message = kept.receive()
-        assert message is not None
+        message = take(kept)
         tx = router.transaction(xid=xid)
         tx.ack(message)
         tx.subscribe("prices.us", "new")

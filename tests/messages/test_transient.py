@@ -189,8 +189,7 @@ def test_a_commit_that_unsubscribes_succeeds_whoever_has_claimed_a_message_of_no
         topic = router.topic("t")
         subscriber = topic.subscribe("s")
         topic.send(b"1", persistent=False)
-        message = subscriber.receive()
-        assert message is not None
+        message = take(subscriber)
         other = router.transaction()
         other.ack(message)
         with pytest.raises(anabranch.TransactionError):

@@ -14,6 +14,7 @@ from anabranch.policies.config import load
 from anabranch.router.offline.repartition import repartition
 
 from ..contract.expiring import HOUR, Clock, stopped_clock
+from ..taking import take
 from .stores import config
 
 clock = pytest.fixture(stopped_clock)
@@ -103,8 +104,7 @@ def test_a_transaction_that_rolls_back_waits(clock: Clock, tmp_path: Path) -> No
         queue = router.queue("q")
         queue.send(b"1")
         with pytest.raises(KeyError), router.transaction() as tx:
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             tx.ack(message)
             raise KeyError
         assert (queue.receive(), queue.counts()) == (None, (0, 0, 1, 0))
@@ -118,8 +118,7 @@ def test_a_queue_that_moves_keeps_what_waits(clock: Clock, tmp_path: Path, live:
         queue = router.queue("q")
         for number in range(5):
             queue.send(b"%d" % number, deliver_in=3600 * number)
-        given_back = queue.receive()
-        assert given_back is not None
+        given_back = take(queue)
         given_back.release(delay=7200)
         if live:
             router.repartition(config(tmp_path, "two"))

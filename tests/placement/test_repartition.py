@@ -24,6 +24,7 @@ from anabranch.router.placement.on_disk.repartition_progress import NAME, Progre
 from anabranch.router.placement.record import DestinationsTable
 
 from ..shares import Share
+from ..taking import take
 
 JOURNAL = {"segment_size": "64KiB", "sync": "never"}
 KINDS: dict[str, dict[str, Any]] = {"journal": {"journal": JOURNAL}, "sql": {"sql": {}}}
@@ -55,8 +56,7 @@ def fill(settings: anabranch.Config) -> None:
             for message in [queue.receive(), queue.receive()]:
                 assert message is not None
                 message.ack()
-            back = queue.receive()
-            assert back is not None
+            back = take(queue)
             back.release()
         topic = router.topic("ticks")
         topic.subscribe("first", client_id="c", selector="n > 1", no_local=True)
@@ -66,8 +66,7 @@ def fill(settings: anabranch.Config) -> None:
         topic.send(b"for both")
         router.topic("idle").subscribe("nothing yet")
         router.queue("emptied").send(b"", message_id="e")
-        message = router.queue("emptied").receive()
-        assert message is not None
+        message = take(router.queue("emptied"))
         message.ack()
 
 

@@ -18,6 +18,7 @@ from anabranch.router.offline.repartition import repartition
 from anabranch.router.transactions.decision_log import DecisionLog
 
 from ..shares import Share
+from ..taking import take
 from .test_repartition import JOURNAL, KINDS, XID, Snapshots, config, fill, new, old
 
 ELSEWHERE = anabranch.Xid(1, "other", "b")
@@ -29,12 +30,10 @@ def prepare(settings: anabranch.Config) -> None:
         transaction = router.transaction(XID)
         transaction.send("queue://a.x", b"sent", {"n": 7}, message_id="prepared")
         for name in "a.x", "a.y", "b":
-            message = router.queue(name).receive()
-            assert message is not None
+            message = take(router.queue(name))
             transaction.ack(message)
         subscriber = router.topic("ticks").subscribe("second")
-        message = subscriber.receive()
-        assert message is not None
+        message = take(subscriber)
         transaction.ack(message)
         transaction.send("topic://ticks", b"tick")
         transaction.send("queue://new", b"its first")
@@ -193,8 +192,7 @@ class TestRefused:
             router.queue("a.x").send(b"1")
             transaction = router.transaction(XID)
             transaction.send(name, io.BytesIO(b"x" * 5000))
-            message = router.queue("a.x").receive()
-            assert message is not None
+            message = take(router.queue("a.x"))
             transaction.ack(message)
             transaction.prepare()
         said = r"nothing was changed.*\n  queue://a\.x: transaction \w+ is prepared in store 'a' and sends a large mes"

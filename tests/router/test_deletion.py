@@ -18,6 +18,7 @@ from anabranch.router.placement.record import DestinationRow, DestinationsTable,
 
 from ..children import CONTEXT
 from ..contract.disk import PATIENCE, Parallel, eventually
+from ..taking import take
 
 KINDS: dict[str, dict[str, Any]] = {
     "journal": {"journal": anabranch.JournalOptions(segment_size=64 * 1024, sync=anabranch.Sync.NEVER)},
@@ -52,8 +53,7 @@ def answered(router: anabranch.Router, name: str) -> None:
     """A reply queue: made, used, deleted."""
     queue = router.queue(name)
     queue.send(b"x")
-    message = queue.receive()
-    assert message is not None
+    message = take(queue)
     message.ack()
     assert queue.delete() == 0
 
@@ -113,8 +113,7 @@ def test_a_queue_that_somebody_waits_for_keeps_its_store(config: anabranch.Confi
     with anabranch.open(config) as router:
         queue = router.queue("each.q")
         queue.send(b"1")
-        message = queue.receive()
-        assert message is not None
+        message = take(queue)
         message.ack()
         with Parallel(lambda: queue.receive(SOON)) as receiving:
             eventually(lambda: router.stats().stores["each:queue://each.q"].waiting == 1)

@@ -24,6 +24,8 @@ from anabranch.router.offline.exporting import export
 from anabranch.router.offline.importing_lines import import_lines
 from anabranch.router.offline.verification import verify
 
+from ..taking import take
+
 XID = Xid(1, "order-17", "db")
 LATER = 4_000_000_000.0
 BODY = bytes(range(256)) * 10_000
@@ -62,11 +64,9 @@ def fill(directory: Path) -> None:
         topic.send(b"to one")
         topic.subscribe("second")
         topic.send(b"to both", {"h": "v"})
-        message = audit.receive(timeout=0)
-        assert message is not None
+        message = take(audit)
         message.ack()
-        back = audit.receive(timeout=0)
-        assert back is not None
+        back = take(audit)
         back.release()
         values_of = router.map("m")
         values_of.put("key", b"old")
@@ -77,8 +77,7 @@ def fill(directory: Path) -> None:
         acked.send(b"claimed")
         acked.send(b"free")
         held = router.transaction(xid=XID)
-        claimed = acked.receive(timeout=0)
-        assert claimed is not None
+        claimed = take(acked)
         held.ack(claimed)
         held.send("a.x", b"prepared", {"p": 1}, "id-p", priority=2)
         held.send("b.new", io.BytesIO(BODY))
@@ -136,8 +135,7 @@ def test_what_was_imported_exports_the_same_whatever_the_configuration(data: Pat
         assert router.recover() == [XID]
         router.commit(XID)
         assert router.queue("b.new").counts().delayed == 1
-        sent = router.queue("b.new").receive(timeout=0)
-        assert sent is not None
+        sent = take(router.queue("b.new"))
         with sent.open() as body:
             assert body.read() == BODY
         assert queue.find("id-p") is not None

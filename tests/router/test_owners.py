@@ -15,6 +15,7 @@ from anabranch.policies.errors import StoreFailedError, StoreLockedError
 from anabranch.router.upkeep import dead_letters
 
 from ..children import run_program
+from ..taking import take
 from .disk import config, contents
 
 HOLDERS: dict[str, Callable[[anabranch.Router], object]] = {
@@ -85,8 +86,7 @@ class TestWhatKeepsARouterOpen:
         del router
         gc.collect()
         queue.send(b"late", expires_in=0.001)
-        message = dead.receive(timeout=30)
-        assert message is not None
+        message = take(dead, 30)
         assert message.body == b"late"
 
     def test_a_checkpoint_that_is_due_later_keeps_none_open(self, tmp_path: Path) -> None:
@@ -220,8 +220,7 @@ class TestLocksThatAreDeleted:
         with anabranch.open(config(tmp_path / "data")) as router:
             queue = router.queue("a.x")
             queue.send_many([b"1", b"2"])
-            message = queue.receive()
-            assert message is not None
+            message = take(queue)
             (tmp_path / "data" / "router.lock").unlink()
             record = (tmp_path / "data" / "placement.records").read_bytes()
             with pytest.raises(StoreFailedError, match=r"router\.lock was deleted while the router was open"):

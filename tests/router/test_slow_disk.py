@@ -20,6 +20,7 @@ from anabranch.router.placement import store_statistics
 from anabranch.router.transactions import decision_cleanup as cleanup_module
 
 from ..contract.disk import Parallel, eventually
+from ..taking import take
 from .disk import keep_background_out
 
 SOON = 60.0
@@ -102,8 +103,7 @@ def hung(disk: Disk, router: anabranch.Router) -> Iterator[list[anabranch.Queue]
 def test_expired_messages_become_dead_letters(router: anabranch.Router, hung: list[anabranch.Queue]) -> None:
     for _ in range(2):
         router.queue("good.q").send(b"late", expires_in=0.001)
-        message = router.queue("dead").receive(SOON)
-        assert message is not None
+        message = take(router.queue("dead"), SOON)
         assert message.body == b"late"
         message.ack()
 
@@ -125,8 +125,7 @@ def test_dead_letters_while_the_hung_stores_are_asked_for_theirs(
     eventually(lambda: len(asked) == HUNG)
     for _ in range(2):
         router.queue("good.q").send(b"late", expires_in=0.001)
-        message = router.queue("dead").receive(SOON)
-        assert message is not None
+        message = take(router.queue("dead"), SOON)
         message.ack()
 
 

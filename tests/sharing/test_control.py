@@ -26,6 +26,7 @@ from anabranch.router.sharing.socket_file import connected
 from ..children import CONTEXT, run_program
 from ..contract.children import forked, reaped
 from ..contract.disk import PATIENCE, eventually
+from ..taking import take
 
 OWNS = """
 import sys, anabranch
@@ -109,8 +110,7 @@ def test_control_false_makes_no_socket(tmp_path: Path) -> None:
 def test_serve_beside_it(tmp_path: Path) -> None:
     with anabranch.open(config(tmp_path)) as router, anabranch.open(tmp_path, shared=True) as client:
         client.queue("q").send(b"1")
-        message = client.queue("q").receive()
-        assert message is not None
+        message = take(client.queue("q"))
         server = router.serve()
         with anabranch.open(tmp_path, shared=True) as other:
             assert (other.queue("q").receive(), other.queue("q").depth()) == (None, 1)
@@ -155,8 +155,7 @@ def test_who_opens_the_directory_next_receives_nothing_that_a_living_client_hold
     greet = greeting.Greeter._greet
     with anabranch.open(config(tmp_path)) as first, anabranch.open(config(tmp_path), shared=True) as client:
         client.queue("q").send(b"x")
-        message = client.queue("q").receive()
-        assert message is not None
+        message = take(client.queue("q"))
 
         def late(*given: Any) -> Any:
             time.sleep(0.2)

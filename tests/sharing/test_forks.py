@@ -308,8 +308,7 @@ def test_a_receive_is_interrupted(striking: Striking, share: Share) -> None:
         queue.send(b"x")
 
         def receive(router: anabranch.Router, at: int) -> None:
-            message = router.queue("q").receive(PATIENCE)
-            assert message is not None
+            message = take(router.queue("q"), PATIENCE)
             message.release(delivered=False)
 
         _interrupted(striking, share, receive, every=11)

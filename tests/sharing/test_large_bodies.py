@@ -323,8 +323,7 @@ def test_a_client_without_descriptors_says_so(striking: Striking, file: Path) ->
                 highest = max(int(one) for one in os.listdir("/proc/self/fd"))  # noqa: PTH208
                 held = [os.dup(0) for _ in range(highest)]
                 resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, before[1]))
-                message = own.queue("q").receive()
-                assert message is not None
+                message = take(own.queue("q"))
                 try:
                     message.open()
                 except OutOfDescriptorsError:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from anabranch.router.placement.on_disk.in_force import configuration_of
 from anabranch.router.sharing import starting
 
 from ..children import CONTEXT
+from ..contract.disk import eventually
 from .striking import PATIENCE, Striking, owners
 
 striking = pytest.fixture(owners)
@@ -39,16 +40,8 @@ def owner_pid(directory: Path) -> int:
         said[:] = (directory / "router.lock").read_text().split()
         return bool(said)
 
-    wait_for(is_said)
+    eventually(is_said)
     return int(said[0])
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def is_alive(pid: int) -> bool:
@@ -78,7 +71,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(starting, "LINGER", 0.5)
     place = tmp_path / "data"
     yield place
-    wait_for(lambda: not serving(place))
+    eventually(lambda: not serving(place))
     left = {path.name for path in place.iterdir()} if place.is_dir() else set()
     assert not left & {"serve.sock"} and not any(path.name for path in place.glob("clients/*"))
 
@@ -133,11 +126,11 @@ def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path, m
     with anabranch.open(directory, shared=True) as router:  # which keeps it
         queue, first = router.queue("q"), owner_pid(directory)
         with _coming(10, directory):
-            wait_for(lambda: queue.depth() == 10)
+            eventually(lambda: queue.depth() == 10)
         assert owner_pid(directory) == first
         os.kill(first, signal.SIGKILL)
         with _coming(20, directory, b"y"):
-            wait_for(lambda: queue.depth() == 30)
+            eventually(lambda: queue.depth() == 30)
         assert owner_pid(directory) != first
         bodies = sorted(message.body for message in queue.browse())
         assert bodies == sorted([b"x%d" % n for n in range(10)] + [b"y%d" % n for n in range(20)])
@@ -149,7 +142,7 @@ def test_processes_that_come_at_once_are_clients_of_one_owner(directory: Path, m
 def test_processes_that_come_at_once_to_a_new_directory_start_one_owner(directory: Path) -> None:
     """Nobody is told that another has the directory."""
     with _coming(100, directory), anabranch.open(directory, shared=True) as router:
-        wait_for(lambda: router.queue("q").depth() == 100)
+        eventually(lambda: router.queue("q").depth() == 100)
     log = (directory / "serve.log").read_text()
     assert log.count(" serves ") == 1 and "StoreLockedError" not in log
 
@@ -160,11 +153,11 @@ def test_a_client_that_is_stopped_as_it_starts_an_owner_holds_up_no_other(direct
         router.queue("q").declare()
     starts = CONTEXT.Process(target=_stop_and_start, args=(directory,))
     starts.start()
-    wait_for(lambda: starting._is_stopped(str(starts.pid)))
+    eventually(lambda: starting._is_stopped(str(starts.pid)))
     with anabranch.open(directory, shared=True) as router:
         router.queue("q").send(b"x")
         os.kill(starts.pid or 0, signal.SIGCONT)
-        wait_for(lambda: router.queue("q").depth() == 2)
+        eventually(lambda: router.queue("q").depth() == 2)
         starts.join(PATIENCE)
     assert starts.exitcode == 0
 
@@ -207,7 +200,7 @@ def test_an_owner_that_is_killed_while_it_starts_is_replaced(
         pid = spawn(config, fd)
         if len(killed) < 2:
             if number == signal.SIGTERM:
-                wait_for(lambda: heeds(pid))
+                eventually(lambda: heeds(pid))
             os.kill(pid, number)
             killed.append(pid)
         return pid
@@ -228,7 +221,7 @@ def test_a_successor_goes_by_the_configuration_as_it_is_when_it_takes_over(direc
             file.write_text(f"directory: .\nstores: [{more}{{name: all, match: ['>']}}]\n")
             before = owner_pid(directory)
             os.kill(before, signal.SIGKILL)
-            wait_for(lambda before=before: owner_pid(directory) != before)  # type: ignore[misc]
+            eventually(lambda before=before: owner_pid(directory) != before)  # type: ignore[misc]
             router.queue(f"{'other' if more else 'all'}.{n}").send(b"x")
             assert (directory / "stores" / "other").is_dir() == bool(more)
         assert [router.queue(name).depth() for name in ("all.0", "other.1", "other.2")] == [1] * 3
@@ -246,11 +239,11 @@ def test_a_successor_leaves_alone_what_its_owner_may_have_died_of(
     os.kill(first, signal.SIGKILL)
     with (directory / "router.lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # so it does not come to serve
-        wait_for(lambda: not is_alive(first))
+        eventually(lambda: not is_alive(first))
         os.kill(second, signal.SIGCONT)
-        wait_for(lambda: len(serving(directory)) == 2)
+        eventually(lambda: len(serving(directory)) == 2)
         os.kill(second, signal.SIGKILL)
-        wait_for(lambda: not serving(directory))
+        eventually(lambda: not serving(directory))
     assert "has died before it served" in (directory / "serve.log").read_text()
     (directory / "serve.sock").unlink()
 
@@ -276,7 +269,7 @@ def mounted(directory: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=1", "tmpfs", directory], check=True)
     try:
         yield directory
-        wait_for(lambda: not serving(directory))
+        eventually(lambda: not serving(directory))
     finally:
         subprocess.run(["umount", "-l", directory], check=True)
 
@@ -322,7 +315,7 @@ def test_an_owner_ends_after_its_last_client_and_the_next_client_starts_another(
         with anabranch.open(directory, shared=True) as router:
             router.queue("q").send(b"%d" % n)
             pids.add(owner_pid(directory))
-        wait_for(lambda: not serving(directory))
+        eventually(lambda: not serving(directory))
     assert len(pids) == 2
     assert not (directory / "serve.sock").exists()
 
@@ -353,11 +346,11 @@ def test_sigterm_finishes_what_is_in_hand(directory: Path) -> None:
         for one in threads:
             one.start()
         for _ in range(2):
-            wait_for(lambda: is_alive(owner_pid(directory)))
+            eventually(lambda: is_alive(owner_pid(directory)))
             before, pid = len(numbers), owner_pid(directory)
-            wait_for(lambda before=before: len(numbers) > before + 20)  # type: ignore[misc]
+            eventually(lambda before=before: len(numbers) > before + 20)  # type: ignore[misc]
             os.kill(pid, signal.SIGTERM)
-            wait_for(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+            eventually(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
         over.set()
         for one in threads:
             one.join(PATIENCE)
@@ -368,7 +361,7 @@ def test_a_socket_that_was_deleted_is_made_anew(striking: Striking) -> None:
     with striking.client() as router:
         (striking.directory / "serve.sock").unlink()
         router.queue("q").send(b"x")
-        wait_for((striking.directory / "serve.sock").exists)
+        eventually((striking.directory / "serve.sock").exists)
         with striking.client() as other:
             assert other.queue("q").depth() == 1
         assert len(striking.owners) == 1
@@ -379,7 +372,7 @@ def test_an_owner_whose_lock_was_deleted_is_replaced(directory: Path) -> None:
         router.queue("q").send(b"x")
         first = owner_pid(directory)
         (directory / "router.lock").unlink()
-        wait_for(lambda: not is_alive(first))
+        eventually(lambda: not is_alive(first))
         assert [message.body for message in router.queue("q").browse()] == [b"x"]
         assert owner_pid(directory) != first
 
@@ -392,7 +385,7 @@ def test_a_path_may_be_longer_than_a_sockets(tmp_path: Path, monkeypatch: pytest
         router.queue("q").send(b"x")
         os.kill(owner_pid(place), signal.SIGKILL)
         assert router.queue("q").depth() == 1
-    wait_for(lambda: not serving(place))
+    eventually(lambda: not serving(place))
 
 
 def test_another_user_is_refused(striking: Striking) -> None:

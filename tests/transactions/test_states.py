@@ -77,10 +77,19 @@ def found(directory: Path) -> tuple[list[list[bytes]], list[anabranch.Xid]]:
 class TestAfterACrash:
     """The process is killed in a state: what the table says is what the next one finds."""
 
-    def test_active(self, cross: anabranch.Router, tmp_path: Path) -> None:
-        tx = begin(cross)
-        assert state_of(tx) is State.ACTIVE
-        assert found(crashed(cross, tmp_path / "copy")) == (BEFORE, [])
+    @pytest.mark.parametrize(
+        ("end", "state", "after"),
+        [(None, State.ACTIVE, BEFORE), ("vote", State.PREPARED, BEFORE), ("prepare", State.PREPARED, BEFORE),
+         ("commit", State.DONE, AFTER)],
+    )  # fmt: skip
+    def test_when_a_call_has_returned(
+        self, cross: anabranch.Router, tmp_path: Path, end: str | None, state: State, after: list[list[bytes]]
+    ) -> None:
+        tx = begin(cross, XID if end == "prepare" else None)
+        if end is not None:
+            getattr(tx, end)()
+        assert state_of(tx) is state
+        assert found(crashed(cross, tmp_path / "copy")) == (after, [XID] if end == "prepare" else [])
 
     @pytest.mark.parametrize(("call", "store"), [("pwrite", "a"), ("fdatasync", "c")])
     def test_preparing(self, synced: anabranch.Config, faults: Faults, tmp_path: Path, call: str, store: str) -> None:
@@ -90,18 +99,6 @@ class TestAfterACrash:
             tx.commit()
         assert self.state is State.PREPARING
         assert found(tmp_path / "copy") == (BEFORE, [])
-
-    def test_prepared_by_a_vote(self, cross: anabranch.Router, tmp_path: Path) -> None:
-        tx = begin(cross)
-        tx.vote()
-        assert state_of(tx) is State.PREPARED
-        assert found(crashed(cross, tmp_path / "copy")) == (BEFORE, [])
-
-    def test_prepared_and_held(self, cross: anabranch.Router, tmp_path: Path) -> None:
-        tx = begin(cross, XID)
-        tx.prepare()
-        assert state_of(tx) is State.PREPARED
-        assert found(crashed(cross, tmp_path / "copy")) == (BEFORE, [XID])
 
     @pytest.mark.parametrize(("call", "after"), [("pwrite", BEFORE), ("fdatasync", AFTER)])
     def test_in_doubt(
@@ -128,12 +125,6 @@ class TestAfterACrash:
             router.reopen("b")
             assert state_of(tx) is State.DONE
         assert found(copy) == (AFTER, [])
-
-    def test_done(self, cross: anabranch.Router, tmp_path: Path) -> None:
-        tx = begin(cross)
-        tx.commit()
-        assert state_of(tx) is State.DONE
-        assert found(crashed(cross, tmp_path / "copy")) == (AFTER, [])
 
     state: State
 
