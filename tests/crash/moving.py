@@ -17,7 +17,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,12 @@ from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.on_disk.in_force import read_in_force
 
 from ..places import in_memory
+from ..taking import take
 from .calls import Crash, Faults, Jobs, simulated
-from .disk import Recorder, State, build, differences, states
+from .disk import Recorder, State, states
 from .ledger import violations
 from .power.waiting import until_of
-from .spoiling import POWER, Campaign, of_arguments, parser
+from .spoiling import POWER, Campaign, of_arguments, parser, require_recorded, without_power
 
 JOURNAL: Final = anabranch.JournalOptions(segment_size=64 * 1024)
 PAGE: Final = 4
@@ -83,8 +84,7 @@ def fill(directory: Path, prepared: bool = True) -> Facts:
             for number in range(count):
                 queue.send(b"%d" % number, {"n": number}, f"{name}-{number}")
             for give_back in (False, True):
-                message = queue.receive()
-                assert message is not None
+                message = take(queue)
                 message.release() if give_back else message.ack()
         topic = router.topic("t")
         first = topic.subscribe("first")
@@ -94,15 +94,13 @@ def fill(directory: Path, prepared: bool = True) -> Facts:
         for number in range(3, 6):
             topic.send(b"%d" % number, message_id=f"t-{number}")
         for subscriber in (first, first, second):
-            message = subscriber.receive()
-            assert message is not None
+            message = take(subscriber)
             message.ack()
         router.topic("idle").subscribe("nothing")
         for endpoint in (router.queue("a"), topic):  # they come to lie in pages of their own
             for number in range(PAGE):
                 endpoint.send(b"later %d" % number, deliver_in=1e6)
-        message = router.queue("b").receive()
-        assert message is not None
+        message = take(router.queue("b"))
         message.release(delay=1e6)
         if prepared:
             prepare(router, second)
@@ -113,8 +111,7 @@ def prepare(router: anabranch.Router, second: anabranch.Subscriber) -> None:
     """A transaction that acks and sends in what moves, and waits for its manager."""
     transaction = router.transaction(XID)
     for receiver in (router.queue("a"), router.queue("b"), second):
-        message = receiver.receive()
-        assert message is not None
+        message = take(receiver)
         transaction.ack(message)
     for name in SENT:
         transaction.send(name, b"x", message_id="prepared")
@@ -198,36 +195,44 @@ def done(directory: Path, expected: Facts) -> list[str]:
 
 def trial(base: Path, template: Path, expected: Facts, kind: str, at: int) -> tuple[Faults, list[str]]:
     """Move with call number `at` spoilt; what is wrong."""
+    faults = Faults(base, kind, at)
+    move = partial(repartition, after(base / "data"))
+    return faults, spoiled(base, template, faults, move, partial(gone_on_with, expected=expected))
+
+
+def spoiled(
+    base: Path, template: Path, faults: Faults, move: Callable[[], object], look: Callable[[Path], list[str]]
+) -> list[str]:
+    """Move a copy of a directory with a call spoilt; what is wrong with what is left."""
     directory, killed = base / "data", base / "killed" / "data"
     shutil.copytree(template, directory)
-    faults, jobs = Faults(base, kind, at), Jobs()
-    wrong: list[str] = []
+    jobs, wrong, what = Jobs(), list[str](), f"{faults.kind} {faults.at}"
     try:
-        with simulated(jobs, f"{kind} {at}"), small_pages():
+        with simulated(jobs, what), small_pages():
             with faults.patched():
                 try:
-                    repartition(after(directory))
+                    move()
                 except Crash:
                     pass
                 except AnabranchError:
-                    if not kind:
+                    if not faults.kind:
                         raise
                 if not faults.dead:
                     faults.on = False
-                    wrong += gone_on_with(directory, expected)
+                    wrong += look(directory)
                 faults.dead = True  # what the abandoned objects still try to do does not reach the disk
-            if faults.hit and kind == "crash":
+            if faults.hit and faults.kind == "crash":
                 shutil.copytree(directory, killed)
             wrong += jobs.raised
         if killed.exists():
             jobs = Jobs()
-            with simulated(jobs, f"after {kind} {at}"), small_pages():
-                wrong += gone_on_with(killed, expected) + jobs.raised
+            with simulated(jobs, f"after {what}"), small_pages():
+                wrong += look(killed) + jobs.raised
     finally:
         gc.collect()  # closes their files
         shutil.rmtree(directory, ignore_errors=True)
         shutil.rmtree(killed, ignore_errors=True)
-    return faults, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+    return [f"{faults.kind} at {faults.at}, {faults.hit}: {line}" for line in wrong]
 
 
 # The power fails
@@ -251,41 +256,17 @@ def record(base: Path) -> Recording:
         begin = recorder.now()
         repartition(after(directory))
         faults.dead = True
-    whole = State((1 << recorder.now()) - 1, None, recorder.now(), "whole")
-    build(recorder.calls, whole, base / "replayed")
-    for aside in (base / "replayed").rglob(".*.tmp"):
-        shutil.rmtree(aside)  # that a store's files go is not recorded: each may be there still
-    wrong = differences(directory, base / "replayed" / "data")
-    shutil.rmtree(base / "replayed")
-    gc.collect()
-    shutil.rmtree(directory)
-    if wrong:
-        raise AssertionError(f"what was recorded is not what is there: {wrong}")
+    require_recorded(base, recorder)
     return Recording(recorder, begin, expected)
 
 
-def distinct(recording: Recording) -> list[State]:
+def distinct(recorder: Recorder, begin: int) -> list[State]:
     """Each state once, of those from the first call of the repartition on."""
     found: dict[tuple[int, tuple[int, str] | None], State] = {}
-    for state in states(recording.recorder.calls):
-        if state.point >= recording.begin:
+    for state in states(recorder.calls):
+        if state.point >= begin:
             found[state.kept, state.torn] = state
     return list(found.values())
-
-
-def power_trial(base: Path, recording: Recording, state: State) -> list[str]:
-    """What is wrong in the directory of one state."""
-    place, jobs = base / "state", Jobs()
-    try:
-        build(recording.recorder.calls, state, place)
-        with simulated(jobs, f"{state.point} {state.what}"), small_pages():
-            wrong = gone_on_with(place / "data", recording.expected) + jobs.raised
-    except Exception as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    call = recording.recorder.calls[state.point - 1]
-    return [f"power after {state.point}, {call.kind} {call.path}, {state.what}: {line}" for line in wrong]
 
 
 # Campaigns
@@ -310,8 +291,14 @@ def spoil(campaign: Campaign) -> int:
 
 def _power(base: Path, campaign: Campaign) -> None:
     recording = record(base)
-    found = distinct(recording)
-    checked = campaign.lose_power(found, lambda state: power_trial(base, recording, state))
+    found = distinct(recording.recorder, recording.begin)
+
+    def look(directory: Path, jobs: Jobs) -> list[str]:
+        return gone_on_with(directory, recording.expected) + jobs.raised
+
+    checked = campaign.lose_power(
+        found, lambda state: without_power(base, recording.recorder, state, small_pages, look)
+    )
     points = recording.recorder.now() - recording.begin
     campaign.report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {campaign.bad} wrong")
 

@@ -17,8 +17,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anabranch
 from anabranch.policies.errors import AnabranchError, PlacementError
@@ -26,11 +27,11 @@ from anabranch.router.offline.repartition import repartition
 from anabranch.router.placement.on_disk.repartition_progress import NAME
 
 from ..places import in_memory
-from .calls import Crash, Faults, Jobs, simulated
-from .disk import Recorder, State, build, states
+from .calls import Faults, Jobs, simulated
+from .disk import Recorder, State
 from .ledger import violations
-from .moving import Facts, after, before, facts_of, fill, small_pages
-from .spoiling import POWER, Campaign, of_arguments, parser
+from .moving import Facts, after, before, distinct, facts_of, fill, small_pages, spoiled
+from .spoiling import POWER, Campaign, of_arguments, parser, without_power
 
 SCRIPT: Final = (
     "send a", "ack a", "ack t", "send b", "send t", "commit", "hold", "send a", "ack held", "send new", "ack t",
@@ -182,38 +183,15 @@ class Run:
 
 def trial(base: Path, template: Path, known: Sequence[Facts], kind: str, at: int) -> tuple[Faults, Run, list[str]]:
     """Move with call number `at` spoilt; what is wrong."""
-    directory, killed = base / "data", base / "killed" / "data"
-    shutil.copytree(template, directory)
-    faults, jobs = Faults(base, kind, at), Jobs()
-    run = Run(directory, faults)
-    try:
-        with simulated(jobs, f"{kind} {at}"), small_pages():
-            with faults.patched():
-                try:
-                    run.run(known)
-                except Crash:
-                    pass
-                except AnabranchError:
-                    if not kind:
-                        raise
-                wrong = list(run.wrong)
-                if not faults.dead:
-                    faults.on = False
-                    allowed = run.allowed(known) if known else run.script.facts[-1:] if run.script else []
-                    wrong += finished(directory, allowed)
-                faults.dead = True  # what the abandoned objects still try to do does not reach the disk
-            if faults.hit and kind == "crash":
-                shutil.copytree(directory, killed)
-            wrong += jobs.raised
-        if killed.exists():
-            jobs = Jobs()
-            with simulated(jobs, f"after {kind} {at}"), small_pages():
-                wrong += finished(killed, run.allowed(known)) + jobs.raised
-    finally:
-        gc.collect()  # closes their files
-        shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(killed, ignore_errors=True)
-    return faults, run, [f"{kind} at {at}, {faults.hit}: {line}" for line in wrong]
+    faults = Faults(base, kind, at)
+    run = Run(base / "data", faults)
+
+    def look(directory: Path) -> list[str]:
+        allowed = run.allowed(known) if known else run.script.facts[-1:] if run.script else []
+        return finished(directory, allowed)
+
+    wrong = spoiled(base, template, faults, partial(run.run, known), look)
+    return faults, run, [f"{kind} at {at}, {faults.hit}: {line}" for line in run.wrong] + wrong
 
 
 def power(base: Path, campaign: Campaign) -> None:
@@ -231,33 +209,19 @@ def power(base: Path, campaign: Campaign) -> None:
     shutil.rmtree(directory)
     assert run.script is not None
     script = run.script
-    found: dict[Any, State] = {}
-    for state in states(recorder.calls):
-        if state.point >= begin:
-            found[state.kept, state.torn] = state
+    found = distinct(recorder, begin)
 
     def look(state: State) -> list[str]:
         done = sum(end <= state.point for _, end in script.times)
         begun = max(done, sum(start < state.point for start, _ in script.times))
-        return _power_trial(base, recorder, state, script.facts[done : begun + 1])
+        allowed = script.facts[done : begun + 1]
+        return without_power(
+            base, recorder, state, small_pages, lambda directory, jobs: finished(directory, allowed) + jobs.raised
+        )
 
-    checked = campaign.lose_power(list(found.values()), look)
+    checked = campaign.lose_power(found, look)
     points = recorder.now() - begin
     campaign.report(f"power: {points} points, {len(found)} distinct states, {checked} checked, {campaign.bad} wrong")
-
-
-def _power_trial(base: Path, recorder: Recorder, state: State, allowed: Sequence[Facts]) -> list[str]:
-    place, jobs = base / "state", Jobs()
-    try:
-        build(recorder.calls, state, place)
-        with simulated(jobs, f"{state.point} {state.what}"), small_pages():
-            wrong = finished(place / "data", allowed) + jobs.raised
-    except Exception as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    call = recorder.calls[state.point - 1]
-    return [f"power after {state.point}, {call.kind} {call.path}, {state.what}: {line}" for line in wrong]
 
 
 def spoil(campaign: Campaign) -> int:

@@ -6,16 +6,18 @@ What faults.py, large.py, moving.py, moving_live.py and transactions.py do to wo
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ..shares import Share, add_options, of_options
-from .calls import KINDS, READS
-from .disk import State
+from .calls import KINDS, READS, Jobs, simulated
+from .disk import Recorder, State, build, differences
 
 POWER: Final = "power"
 """A kind that is no call: lose_power."""
@@ -88,6 +90,39 @@ class Campaign:
         for line in wrong[:3]:
             self.report(line)
         return self.bad >= self.enough
+
+
+def require_recorded(base: Path, recorder: Recorder) -> None:
+    """Check that the calls make the directory that is there, which is removed."""
+    whole = State((1 << recorder.now()) - 1, None, recorder.now(), "whole")
+    build(recorder.calls, whole, base / "replayed")
+    for aside in (base / "replayed").rglob(".*.tmp"):
+        shutil.rmtree(aside)  # that a store's files go is not recorded: each may be there still
+    wrong = differences(base / "data", base / "replayed" / "data")
+    shutil.rmtree(base / "replayed")
+    gc.collect()
+    shutil.rmtree(base / "data")
+    if wrong:
+        raise AssertionError(f"what was recorded is not what is there: {wrong}")
+
+
+def without_power(
+    base: Path, recorder: Recorder, state: State, within: Callable[[], AbstractContextManager[None]],
+    look: Callable[[Path, Jobs], list[str]],
+) -> list[str]:  # fmt: skip
+    """What is wrong in the directory of one state."""
+    place, jobs = base / "state", Jobs()
+    try:
+        build(recorder.calls, state, place)
+        with simulated(jobs, f"{state.point} {state.what}"), within():
+            wrong = look(place / "data", jobs)
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    call = recorder.calls[state.point - 1] if state.point else None
+    where = f"{call.kind} {call.path}" if call else "nothing"
+    return [f"power after {state.point}, {where}, {state.what}: {line}" for line in wrong]
 
 
 def parser(description: str, *more_kinds: str) -> argparse.ArgumentParser:

@@ -34,10 +34,10 @@ from anabranch.router.transactions.decision_log import Decision, DecisionLog, Ex
 
 from ..garbage import set_aside
 from .calls import Crash, Faults, Jobs, simulated
-from .disk import Levels, Recorder, State, build, differences, states
+from .disk import Levels, Recorder, State, states
 from .ledger import body_of, contents, violations
 from .programs import DONE, LAST, UNDONE, Script, Step, configured, scripted, stores_of
-from .spoiling import POWER, Campaign, of_arguments, parser
+from .spoiling import POWER, Campaign, of_arguments, parser, require_recorded, without_power
 
 DECISIONS_BYTES: Final = w.HEADER_BYTES + 1024
 """Of a segment of the decision log: small, so that it rolls over every few decisions."""
@@ -263,14 +263,7 @@ def record(base: Path, program: Sequence[Step], stores: int, backward: bool = Fa
         if script.errors or script.wrong or jobs.raised:
             raise AssertionError(f"without faults: {script.errors + script.wrong + jobs.raised}")
         script.router = None
-    whole = State((1 << recorder.now()) - 1, None, recorder.now(), "whole")
-    build(recorder.calls, whole, base / "replayed")
-    wrong = differences(directory, base / "replayed" / "data")
-    shutil.rmtree(base / "replayed")
-    gc.collect()
-    shutil.rmtree(directory)
-    if wrong:
-        raise AssertionError(f"what was recorded is not what is there: {wrong}")
+    require_recorded(base, recorder)
     return recording
 
 
@@ -302,19 +295,10 @@ def distinct(recording: Recording) -> tuple[int, list[State]]:
 
 def power_trial(base: Path, recording: Recording, state: State) -> list[str]:
     """What is wrong in the directory of one state."""
-    place = base / "state"
-    jobs = Jobs()
-    try:
-        build(recording.recorder.calls, state, place)
-        with simulated(jobs, f"{state.point} {state.what}"), small_decision_log():
-            wrong = left(place / "data", recording.script, jobs, state.point, power=True)
-    except Exception as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-    before = recording.recorder.calls[state.point - 1] if state.point else None
-    where = f"{before.kind} {before.path}" if before else "nothing"
-    return [f"power after {state.point}, {where}, {state.what}: {line}" for line in wrong]
+    return without_power(
+        base, recording.recorder, state, small_decision_log,
+        lambda directory, jobs: left(directory, recording.script, jobs, state.point, power=True),
+    )  # fmt: skip
 
 
 # Campaigns
