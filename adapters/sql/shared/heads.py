@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Final
 
 SHARE: Final = 20
-"""A look from the start is followed by so many times its time without another, and so is a search for the first row: a
-machine that is busy makes every look slow."""
+"""A look from the start, with the search after it, is followed by so many times its time without another, and so is a
+search for the first row: a machine that is busy makes every look slow."""
 SLOW: Final = 0.002
 """Seconds of a look that is slow."""
-LOOKS: Final = 16
+LOOKS: Final = 8
 """After so many looks the first row is searched for again, if a look was slow: as many rows may have been removed."""
-LATE: Final = 64
+LATE: Final = 50
 """It begins so many ids before the first row: whose commit was late is still the first."""
 
 
@@ -78,7 +78,7 @@ class Heads:
             head.looks, head.first = 0, max(0, live(max(first, head.first) if first else 0) - LATE)
             head.search_at = began + (SHARE * (time.monotonic() - began) if first else 0)
         if not first:
-            head.due = time.monotonic() + SHARE * seconds
+            head.due = time.monotonic() + SHARE * (time.monotonic() - began + seconds)
 
     def forget(self, queue: int) -> None:
         """Look from the start."""
