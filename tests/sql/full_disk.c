@@ -36,6 +36,10 @@ static int is_full(int fd, off_t end) {
 
 #define REAL(name) ((__typeof__(name) *)dlsym(RTLD_NEXT, #name))
 
+ssize_t write(int fd, const void *data, size_t size) {
+    return is_full(fd, lseek(fd, 0, SEEK_CUR) + (off_t)size) ? -1 : REAL(write)(fd, data, size);
+}
+
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
     return is_full(fd, at + (off_t)size) ? -1 : REAL(pwrite)(fd, data, size, at);
 }

@@ -31,6 +31,8 @@ import pytest
 
 from ..places import in_memory
 
+NAMED: Final = "ANABRANCH_TEST_POSTGRES"
+"""The variable of the environment with the directory of another server's programs."""
 ROLE: Final = "anabranch"
 PATIENCE: Final = 120.0
 """Seconds that the server gets to start or stop."""
@@ -66,7 +68,12 @@ shutil.rmtree(directory, ignore_errors=True)
 
 
 def binaries() -> Path | None:
-    """The directory with `postgres` and `initdb` of the newest version here; None without one."""
+    """The directory with `postgres` and `initdb`: that which NAMED says, else of the newest version here; None without
+    one."""
+    if named := os.environ.get(NAMED):
+        if not Path(named, "postgres").is_file():
+            raise FileNotFoundError(f"{NAMED}={named}: no `postgres` is there; name the directory of the programs")
+        return Path(named)
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     if found:
         return max(found, key=lambda path: float(path.parent.name))

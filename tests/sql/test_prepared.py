@@ -83,7 +83,8 @@ def test_a_connection_that_the_server_ends(connection: Any, postgres: PostgresSe
     prepared = Prepared(connection)
     ((pid,),) = prepared.run("SELECT pg_backend_pid()")
     with postgres.connect() as other:
-        other.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,))
+        other.execute("SELECT pg_terminate_backend(%s)", (pid,))  # which waits for it from version 14 on alone
+        eventually(lambda: not other.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,)).fetchall())
     with pytest.raises(psycopg.OperationalError):
         prepared.run("SELECT 1")
     assert connection.closed
