@@ -65,6 +65,7 @@ from .record.headers import pack_id
 from .record.large import StoredBody
 from .service.damaged import readable
 from .service.failures import Failure, Failures, failure_of, key_of, keys_of
+from .service.leased_sending import send_leased
 from .service.listening import listen
 from .service.purging import Removal
 from .service.receiving import Receiving
@@ -467,6 +468,20 @@ class Store:
         anything is stored, and what the connection raises.
         """
         return self._outbox().send(connection, destination, messages)
+
+    def send_leased(
+        self, destination: Destination, message: Outgoing, lease: float | None = None, sync: bool | None = None
+    ) -> Message | Receipt:
+        """Store one message of a queue, leased to the caller from its first moment on: nobody else can have it before,
+        nor see it free. On return it is as durable as after `send`, and leased as by `receive`, also with regard to
+        `lease`. Where nothing was stored (a duplicate, or `when_full: drop_new`) the receipt is returned instead.
+
+        Raises what `send` raises and, before anything is stored, DestinationError for what is no queue, ValueError for
+        a message that has a group, waits for its time or is not persistent, and StoreFullError where as many are leased
+        as may be. OutcomeUnknownError also says that the message is stored, and could not be leased.
+        """
+        parts = self, self._engine, self._sending, self._receiving
+        return send_leased(*parts, destination, message, lease, bool(sync))
 
     # Receiving
 

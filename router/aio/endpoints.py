@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
-from ...adapters.core.messages import Message, T
+from ...adapters.core.messages import DEFAULT_PRIORITY, Headers, LargeBody, Message, Readable, T
 from ...adapters.core.store_types import Subscription
 from ...policies.errors import TransactionError
 from ..api.codecs import V
@@ -156,6 +156,20 @@ class AsyncQueue(_Endpoint[T], _Consumer[T]):
     async def find(self, message_id: str) -> AsyncMessage[T] | None:
         """Look at the message of that id, as Queue.find."""
         found = await self._run(partial(self._of.find, message_id))
+        return None if found is None else self._message(found)
+
+    async def send_leased(
+        self, body: T | Readable | LargeBody, headers: Headers | None = None, message_id: str | None = None,
+        sync: bool | None = None, *, lease: float | None = None, priority: int = DEFAULT_PRIORITY,
+        expires_in: float | None = None, size: int | None = None,
+    ) -> AsyncMessage[T] | None:  # fmt: skip
+        """Store one message, and hold it from its first moment on, as Queue.send_leased. Cancelled, it is sent all the
+        same, and nobody holds it."""
+        send = partial(
+            self._of.send_leased, body, headers, message_id, sync, lease=lease, priority=priority,
+            expires_in=expires_in, size=size,
+        )  # fmt: skip
+        found = await self._run(send, give_back, goes_on=True)
         return None if found is None else self._message(found)
 
 

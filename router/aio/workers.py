@@ -74,9 +74,11 @@ def begin(call: Callable[[], R]) -> asyncio.Future[R]:
     return future
 
 
-async def run(call: Callable[[], R], on_late: Callable[[R], object] | None = None) -> R:
+async def run(
+    call: Callable[[], R], on_late: Callable[[R], object] | None = None, goes_on: bool = False
+) -> R:  # fmt: skip
     """Return what a call returns. Cancelled, the call goes on all the same, and takes effect. With `on_late` it is
-    cancelled too, and this is called with what it has returned nevertheless."""
+    cancelled too, unless it `goes_on`, and this is called with what it has returned nevertheless."""
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
     worker = Worker(partial(_work, call, future, on_late))
     worker.switch()
@@ -85,7 +87,8 @@ async def run(call: Callable[[], R], on_late: Callable[[R], object] | None = Non
     except asyncio.CancelledError:
         if on_late is not None:
             if future.cancelled():
-                worker.cancel()
+                if not goes_on:
+                    worker.cancel()
             elif future.exception() is None:
                 on_late(future.result())
         raise

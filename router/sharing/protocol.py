@@ -28,7 +28,7 @@ from ...policies.errors import AnabranchError
 from ...policies.names.destination import Destination
 from ..transactions.xid import Xid
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Rises with each change of what goes over the socket. An owner refuses a client of another version, by name."""
 FRAME_MAX: Final = 1 << 30
 """Bytes of a frame that an owner sends: the largest message that a store may be configured to take."""
@@ -225,7 +225,7 @@ LOOKS: Final = frozenset({
 """The calls that change nothing that lasts."""
 ONCE: Final = frozenset({"map_increment", "map_pop", "map_put_if_absent", "map_compare_and_set"})
 """Those that are not made once more where nobody knows whether they took effect."""
-TOLD_AGAIN: Final = frozenset({"commit_xid", "rollback_xid"})
+TOLD_AGAIN: Final = frozenset({"commit_xid", "rollback_xid", "send_leased"})
 """Those whose last field says whether they may have been made before."""
 
 

@@ -30,6 +30,7 @@ from .preparing import PreparingContract
 from .receiving import ReceivingContract
 from .removing import RemovingContract
 from .sending import SendingContract
+from .sending_leased import SendingLeasedContract
 from .sequences import SequencesContract
 from .settling import SettlingContract
 from .threads import ThreadsContract
@@ -79,6 +80,7 @@ class StoreContract(
     KeyedContract,
     MarkingContract,
     NewestContract,
+    SendingLeasedContract,
     NonpersistentContract,
     LargeContract,
     WhenFullContract,

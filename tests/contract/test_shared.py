@@ -28,6 +28,7 @@ from .preparing import PreparingContract
 from .receiving import ReceivingContract
 from .removing import RemovingContract
 from .sending import SendingContract
+from .sending_leased import SendingLeasedContract
 from .settling import SettlingContract
 from .threads import ThreadsContract
 from .topics import TopicsContract
@@ -61,6 +62,9 @@ NOT_HAD: Final = {
         "test_groups_have_the_order_of_their_queue",
         "test_it_comes_back_at_its_old_place",
         "test_the_newest_of_the_most_urgent",
+        "test_leased_to_its_sender_by_priority",
+        "test_leased_to_its_sender_or_not_stored_for_want_of_leases",
+        "test_leased_to_its_sender_where_there_is_room",
     ),
     "of one whose lease ran out it says less, and its clock is not that of core's leases": (
         "test_a_clock_before_1970",
@@ -138,6 +142,7 @@ class TestShared(
     SendingContract, ReceivingContract, SettlingContract, DeliveriesContract, CountingContract, LeasingContract,
     RemovingContract, PreparingContract, LifecycleContract, ThreadsContract, ExpiringContract,
     GroupingContract, TopicsContract, ChangingContract, CreditingContract, NewestContract,
+    SendingLeasedContract,
 ):  # fmt: skip
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "place" in metafunc.fixturenames:

@@ -181,6 +181,10 @@ def test_topics_maps_patterns_and_transactions(striking: Striking) -> None:
         newest = await queue.receive(newest=True)
         assert newest is not None and newest.body == 2 and await queue.purge() == 1
         await newest.ack()
+        held = await queue.send_leased(3, message_id="held", lease=PATIENCE)
+        assert held is not None and held.body == 3 and await queue.receive() is None
+        assert await queue.send_leased(4, message_id="held") is None
+        await held.ack()
         assert [one.subscription.name for one in await topic.subscriptions()] == ["s"]
         assert await subscriber.unsubscribe() == 0
         assert (await router.stats()).stores
@@ -507,7 +511,14 @@ class Cancelling:
     async def send(self) -> None:
         self.sent += 1
         body = b"%d" % self.sent
-        await self.queue.send(body)
+        if self.chance.random() < 0.7:
+            await self.queue.send(body)
+        else:
+            with suppress(OutcomeUnknownError):  # another has received it from the next owner
+                message = await self.queue.send_leased(body)
+                assert message is not None
+                self.got[body] += 1
+                self.acks.append(asyncio.ensure_future(message.ack()))
         self.known.add(body)
 
     async def run(self, cancels: int) -> None:

@@ -740,6 +740,56 @@ def test_the_newest_is_received_from_the_next_owner(striking: Striking) -> None:
         message.ack()
 
 
+@pytest.mark.parametrize(("kind", "message_id"), [("journal", None), ("sqlite", "id")])
+@pytest.mark.parametrize(("moment", "cuts"), [*((moment, False) for moment in MOMENTS), ("written", True)])
+def test_a_message_is_leased_to_its_sender_by_the_next_owner(
+    striking: Striking, kind: str, message_id: str | None, moment: str, cuts: bool
+) -> None:
+    """Stored once; and nobody else has it, whichever owner stored it."""
+    stores(striking, kind)
+    with striking.client() as router:
+        queue = router.queue("q")
+        queue.send(b"0")
+        striking.aim(moment, Op.CALL, "send_leased", cuts=cuts)
+        message = queue.send_leased(b"1", message_id=message_id, lease=PATIENCE)
+        assert message is not None and (message.body, message.message_id) == (b"1", message_id)
+        if moment == "answered":
+            bodies(router)  # by which the client hears of it
+        if not cuts:
+            striking.died()
+        assert ready(router) == [b"0"] and bodies(router) == [b"0", b"1"]
+        if message_id is not None:
+            assert queue.send_leased(b"2", message_id="id") is None
+        message.release()
+        assert take(queue).deliveries == 2
+
+
+def test_one_of_a_sender_that_others_have_received_since_is_not_leased_to_it(striking: Striking) -> None:
+    """The next owner may hand it to who waits before it is asked again."""
+    stores(striking, "journal")
+    with striking.client() as router, striking.client() as other:
+        received = router.queue("q").send_leased(b"0")
+        assert received is not None
+        with Parallel(lambda: other.queue("q").receive(PATIENCE)) as waiting:
+            eventually(lambda: router.stats().stores["rest"].waiting == 1)
+            striking.aim("written", Op.CALL, "send_leased")
+            try:
+                message = router.queue("q").send_leased(b"1")
+            except OutcomeUnknownError as error:
+                assert "the message is stored, and could not be leased to its sender" in str(error)
+                message = None
+            striking.died()
+            assert bodies(router) == [b"0", b"1"]
+            if message is not None:
+                assert message.body == b"1" and ready(router) == []
+                message.release()
+            got = waiting.result()
+            assert got is not None and got.body == b"1"
+        received.ack()
+        got.ack()
+        assert bodies(router) == []
+
+
 def test_a_rejection_goes_again_with_its_commit(striking: Striking) -> None:
     stores(striking, "journal")
     with striking.client() as router:

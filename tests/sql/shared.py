@@ -174,7 +174,8 @@ class SharedDisk(Disk):
 
 HOLDING: Final = {
     "ack", "ack_nowait", "claim", "count_expired", "extend", "failure_of", "listen", "note_failure", "note_rejected",
-    "receive", "receive_many", "receive_or_watch", "release", "release_nowait", "take_undelivered", "token", "unclaim",
+    "receive", "receive_many", "receive_or_watch", "release", "release_nowait", "send_leased", "take_undelivered",
+    "token", "unclaim",
 }  # fmt: skip
 """Calls for who holds a message, or waits for one: who stands in one line, and what is settled at once, is one
 router's."""

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 import anabranch
-from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.core.messages import Outgoing, Receipt
 from anabranch.adapters.sql import SqlStore
 from anabranch.adapters.sql.database import create_tables, lease
 from anabranch.adapters.sql.database.schema import VERSION
@@ -169,6 +169,19 @@ def test_an_ack_of_unknown_outcome_leaves_the_message_leased_or_gone(opened: Ope
             again = take(store)
             assert again.body == b"x"
             again.ack()
+
+
+@pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])
+def test_what_a_leased_send_of_unknown_outcome_has_stored_is_nobodys(opened: Open, wire: Wire, acted_on: bool) -> None:
+    store = opened(outcome_timeout=0.1)
+    wire.cut_at(b"COMMIT", acted_on=acted_on, stay=True)
+    with pytest.raises(OutcomeUnknownError):
+        store.send_leased(A, Outgoing(b"x", message_id="x"))
+    wire.join()
+    again = store.send_leased(A, Outgoing(b"x", message_id="x"))
+    assert isinstance(again, Receipt) is acted_on
+    assert (take(store) if isinstance(again, Receipt) else again).body == b"x"
+    assert bodies(store) == [b"x"]
 
 
 @pytest.mark.parametrize("acted_on", [False, True], ids=["before", "after"])

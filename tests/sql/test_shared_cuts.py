@@ -21,6 +21,7 @@ from anabranch.policies.errors import AnabranchError, OutcomeUnknownError, Store
 from anabranch.policies.names.destination import Destination, Kind
 
 from ..contract.disk import take
+from ..contract.newest import newest
 from ..shares import Share
 from .outages import insist
 from .server import PostgresServer
@@ -39,6 +40,13 @@ def taken(store: Any, queue: Destination, count: int = 1) -> list[Any]:
     """Return messages of a queue that were sent and leased."""
     store.send_many(queue, [b"%d" % number for number in range(count)])
     return [take(store, queue) for _ in range(count)]
+
+
+def held(store: Any, queue: Destination, message: Outgoing) -> Any:
+    """Return a message that was sent so that its sender has it."""
+    found = store.send_leased(queue, message)
+    found._note.kept = True
+    return found
 
 
 def claimed(store: Any, queue: Destination) -> list[Any]:
@@ -73,7 +81,12 @@ CALLS: Final[dict[str, Call]] = {
     "send_many with ids": (
         lambda s, q: s.declare(q), lambda s, q, _: [one.duplicate for one in s.send_many(q, NAMED)],
     ),
+    "send_leased": (lambda s, q: s.declare(q), lambda s, q, _: held(s, q, Outgoing(b"1")).body),
+    "send_leased with an id": (
+        lambda s, q: s.declare(q), lambda s, q, _: held(s, q, Outgoing(b"1", message_id="1")).body,
+    ),
     "receive": (lambda s, q: s.send_many(q, [b"1", b"2"]), lambda s, q, _: take(s, q).body),
+    "receive the newest": (lambda s, q: s.send_many(q, [b"1", b"2"]), lambda s, q, _: newest(s, q).body),
     "receive_many": (
         lambda s, q: s.send_many(q, [b"1", b"2", b"3"]), lambda s, q, _: [m.body for m in kept(s, q)],
     ),

@@ -3,7 +3,8 @@
 E1  A plan counts once it is in `_new`, or in `_pending`. There it goes when somebody receives, and its messages go to
     receivers that keep up (arrivals.py). Applied it is under the lock, in order, once; who was interrupted in between
     leaves `interrupted`, and whoever takes the lock next makes it whole.
-E2  Holds end before the backend applies: the other way round a dead message would stay held.
+E2  Holds end before the backend applies: the other way round a dead message would stay held. Those of messages that
+    are leased to their senders begin then: the other way round somebody else could hold one.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from ...system.acceleration import inner_loop
 from ..operations.branches import Commit
 from ..operations.changes import Ack, AckRange, Change, Send, SendMany
 from ..operations.destination_changes import Remove, Unsubscribe
+from ..operations.leased_sends import LeasedSend
 from ..state.leases import DestinationState, SubscriptionState
 
 if TYPE_CHECKING:
@@ -274,6 +275,8 @@ def _rows_of(
 ) -> Iterator[bytes]:
     """Yield the rows of a change. `outcome`: what its `plan` returned."""
     buffer = recorder.buffer
+    if type(change) is LeasedSend:
+        change = change.send
     threshold, kind = buffer.threshold, type(change)
     if not isinstance(change, Send | Ack | SendMany | AckRange | Remove | Unsubscribe):
         return

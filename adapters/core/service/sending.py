@@ -21,6 +21,7 @@ from ..engine.hooks import Quotas, Schedule, Transient
 from ..messages import DEFAULT_PRIORITY, DROPPED, GROUP, Outgoing, Receipt, plain_body, require_time
 from ..operations.changes import SMALL_BYTES, Change, Send, SendMany, acks_of
 from ..operations.destination_changes import Subscribe, Unsubscribe
+from ..operations.leased_sends import LeasedSend
 from ..operations.tickets import Ticket
 from ..record.encoding import HEAD, encode, encode_outgoing
 from ..record.large import StoredBody
@@ -220,6 +221,14 @@ class Sending:
         (send,) = self.sends([(destination, message)])
         grant = self.quotas.reserve([send])
         return self._send_in([(destination, send)], grant, sync)[0]
+
+    def send_as(self, change: LeasedSend, destination: Destination, sync: bool) -> Receipt:
+        """Send a message by a change that stands for it, where there are quotas, too."""
+        if self._engine.quotas is not None:
+            return self._send_in([(destination, change)], self.quotas.reserve([change.inner]), sync)[0]
+        (outcome,) = self.write([change], sync)
+        self._engine.sends += 1
+        return Receipt(destination, *outcome)
 
     def _send_in(self, sends: Sequence[tuple[Destination, Change]], grant: Grant, sync: bool) -> list[Receipt]:
         """Write these in the room that they were given."""

@@ -78,6 +78,12 @@ class Sending:
         self._usage.tell(stored.sent, ())
         return self.receipts(destinations, stored)
 
+    def send_leased(self, number: int, message: Outgoing[bytes], lease: tuple[int, int, int]) -> Stored:
+        """Store one message of a queue, leased for so long (ms; 0: without an end) to this router, by this number."""
+        stored = self._once(number, message, lease)
+        self._usage.tell(stored.sent, ())
+        return stored
+
     def receipts(self, destinations: Iterable[Destination], stored: Stored) -> list[Receipt]:
         """Return the receipts of messages, once they have taken effect, and count them."""
         self.sends += len(stored.seqs)
@@ -173,8 +179,8 @@ class Sending:
             for (number, message), seq, packed in zip(sends, ids, columns[_PACKED], strict=True)
         ]
 
-    def _once(self, number: int, message: Outgoing[bytes]) -> Stored:
-        """Store one message in a statement by itself."""
+    def _once(self, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()) -> Stored:
+        """Store one message in a statement by itself, leased as `send_leased` says."""
 
         def lost(ids: list[int]) -> list[Any]:
             (seq,), look, is_topic = ids, self._database.look, self._is_topic(number)
@@ -198,17 +204,20 @@ class Sending:
             return self._database.once(name, *given, lost=lost)
 
         stored = Stored()
-        self._store(stored, store, self._database.look, number, message)
+        self._store(stored, store, self._database.look, number, message, lease)
         return stored
 
-    def _store(self, stored: Stored, store: Ask, look: Ask, number: int, message: Outgoing[bytes]) -> None:
+    def _store(
+        self, stored: Stored, store: Ask, look: Ask, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()
+    ) -> None:
         name, packed = _name(message), _packed(message)
         self._named += self._is_named(message)
         how = ("requeued" if message.requeued else "named") if self._is_named(message) else "one"
+        what = "send_leased" if lease else "send_topic" if self._is_topic(number) else "send"
         while True:  # an id that was known may be forgotten before it is looked up
             found = store(
-                f"send_topic_{how}" if self._is_topic(number) else f"send_{how}", number, name, message.deliver_at_ms,
-                message.expires_at_ms, message.priority, _group(message), packed, message.body,
+                f"{what}_{how}", number, name, message.deliver_at_ms,
+                message.expires_at_ms, message.priority, _group(message), packed, message.body, *lease,
             )  # fmt: skip
             if found:
                 self._note(stored, number, found[0], _size(message.body, packed))

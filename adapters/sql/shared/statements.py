@@ -262,6 +262,11 @@ _STATEMENTS: Final = {
         for how, new in _NEW.items()
     },
     **{
+        f"send_leased_{how}": f"{_NUMBERED}, new AS ({_NEW[how]}) {_INTO[:-1]}, until, holder, take, deliveries) "
+        f"SELECT id, queue, messageid, {_GIVEN}, {_UNTIL}, %s, %s, {{handed}} FROM new RETURNING id, false"
+        for how in ("one", "named")
+    },
+    **{
         f"send_topic_{how}": f"{_NUMBERED}, new AS ({new}), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT new.id, s, "
         f"new.messageid, {_GIVEN} FROM new, topic, unnest(topic.subscriptions) AS s) SELECT new.id, topic.awaited, "
         "topic.subscriptions FROM new, topic"
@@ -444,7 +449,8 @@ class Statements:
         for name in ("take", "take_grouped", "taken"):
             statements[f"{name}_newest"] = _backwards(statements[name])
         counted = "1" if count_on_receive else late
-        given = {"mark": mark, "counted": counted, "limit": "%s", "p": prefix, "ids": ids}
+        handed = str(int(count_on_receive))
+        given = {"mark": mark, "counted": counted, "handed": handed, "limit": "%s", "p": prefix, "ids": ids}
         said = {name: _filled(text, **given) for name, text in statements.items()}
         spent = said.pop("take_spent")
         # What a subscription has left that has ended is nobody's.

@@ -55,6 +55,7 @@ from ...core.messages import (
 from ...core.migration.copying import Amount
 from ...core.record.headers import pack_id, unpack_headers
 from ...core.service.failures import Failure
+from ...core.service.leased_sending import not_leased, require_leasable
 from ...core.service.subscriptions import checked
 from ...core.state.due import delay_ms
 from ...core.state.leases import CLAIMED, LEASED, REJECTED, ROLLED_BACK, unknown_lease
@@ -333,6 +334,36 @@ class SharedStore:
         except Exception as error:  # the caller of result() is told
             sent.set_exception(error)
         return sent
+
+    def send_leased(
+        self, destination: Destination, message: Outgoing, lease: float | None = None, sync: bool | None = None
+    ) -> Message | Receipt:
+        """Store one message of a queue, leased from its first moment on, as Store.send_leased: the row is made so."""
+        self._require_open()
+        require_leasable(destination, message)
+        if lease is not None:
+            require_seconds(lease, "lease")
+        seconds, take = self.options.lease_timeout if lease is None else lease, random.getrandbits(62)
+        ((number, plain),) = self._sending.numbered([(destination, message)])
+        stored: Stored | None = None
+        try:
+            stored = self._sending.send_leased(number, plain, (milliseconds(seconds), self.waiting.router, take))
+            (receipt,) = self._sending.receipts([destination], stored)
+            if not stored.sent:
+                return receipt
+            rows = self._database.look("taken", number, receipt.seq, take, 1)
+            if not rows:
+                raise StoreFailedError(f"store {self.name!r}: somebody else has it by now, for its lease is over")
+            leased = self._message(rows[0], seconds)
+            note_received(leased)
+            return leased
+        except BaseException as error:
+            known = isinstance(error, AnabranchError)
+            if stored is not None or not known or isinstance(error, OutcomeUnknownError):
+                self._doubt("taken", number, 0, take, 1)
+            if stored is not None and known:
+                raise not_leased(destination, error) from error
+            raise
 
     def send_many(
         self,

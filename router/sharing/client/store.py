@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -30,6 +31,7 @@ from ....adapters.core.messages import (
 )
 from ....adapters.core.record.headers import pack_headers, pack_id
 from ....adapters.core.record.large import CHUNK_BYTES, Sized
+from ....adapters.core.service.leased_sending import require_leasable
 from ....adapters.core.state.leases import ACKED, CLAIMED, REJECTED, ROLLED_BACK
 from ....adapters.core.store_types import Change, Counts, Done, Subscription, SubscriptionKey
 from ....policies.errors import OutcomeUnknownError, TransactionError, router_closed
@@ -143,6 +145,20 @@ class RemoteStore(RemoteLeases):
         except Exception as error:  # the caller of result() is told
             sent.set_exception(error)
         return sent
+
+    def send_leased(
+        self, destination: Destination, message: Outgoing, lease: float | None = None, sync: bool | None = None
+    ) -> Message | Receipt:
+        """Send a message that this client holds, as Store.send_leased."""
+        require_lease(lease)
+        require_leasable(destination, message)
+        given = str(destination), self._packed(message), bool(sync), lease, random.getrandbits(62), False
+        messages, *receipt = self.ask(
+            Call("send_leased", given),
+            lambda answer: (self._received(lease, answer[0]), *answer[1:]),
+            lambda answer: self._came_late(answer[0]),
+        )
+        return messages[0] if messages else Receipt(destination, *receipt)
 
     def send_many(
         self,

@@ -16,12 +16,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ....adapters.core import Store
-from ....adapters.core.messages import Message
+from ....adapters.core.messages import LargeBody, Message, Receipt
+from ....adapters.core.service.leased_sending import not_leased
 from ....adapters.core.state.leases import unknown_lease
 from ....adapters.core.store_types import Subscription, SubscriptionKey
-from ....policies.errors import ClosedError, DestinationError
+from ....policies.errors import ClosedError, DestinationError, UnknownMessageError
 from ....policies.names.destination import Destination, Kind
 from ...api.consumer import place_moved
+from ...api.endpoint import kept
 from ...inspection import newest_of
 from ...migration.moving import move_page
 from ...router import Router, RouterStats, inspection_of
@@ -222,6 +224,35 @@ def _newest(session: Session, destination: Destination, count: int) -> list[Any]
     )
 
 
+def _send_leased(
+    session: Session, destination: Destination, fields: OutgoingFields, sync: bool, lease: float | None, number: int,
+    again: bool,
+) -> tuple[list[Any] | None, int, bool]:  # fmt: skip
+    """Send a message that the client holds; returns it, or none, and the fields of its receipt. `again`: it may have
+    been stored before, and the lease be gone with that connection, or with the owner before: the client gets another,
+    if the message is there still and nobody else has it."""
+    message = session.outgoing_of(fields, number)
+    if not isinstance(message.body, bytes | LargeBody):
+        message = message._replace(body=kept(session.registry, destination, message.body, None, True))
+
+    def send(store: Store) -> Message[Any] | Receipt:
+        sent = store.send_leased(destination, message, lease, sync)
+        if isinstance(sent, Message) or sent.dropped or not again:
+            return sent
+        try:
+            token = store.lease_again(destination, sent.seq, None, lease)
+        except UnknownMessageError as error:
+            raise not_leased(destination, error) from error
+        if token is None:
+            raise not_leased(destination, UnknownMessageError("somebody else has received and settled it"))
+        return store.leased(token)
+
+    found = session.registry.for_store(destination, send)
+    if isinstance(found, Receipt):
+        return [], found.seq, found.duplicate
+    return session.hold([found]), found.seq, False
+
+
 def _extend(session: Session, given: str, seconds: float | None) -> None:
     """Lease a message for longer."""
     token = session.now(given)
@@ -305,6 +336,7 @@ CALLS: Final[Mapping[str, Called]] = {
     "exists": Called(lambda session, destination: destination in session.registry.table.destinations, Destination),
     "browse": Called(_browse, Destination, Key, int, int | tuple[int, int, bytes | None], bool, is_page=True),
     "withdraw_credit": Called(Session.withdraw_credit, int, int),
+    "send_leased": Called(_send_leased, Destination, OutgoingFields, bool, float | None, int, bool, is_page=True),
     "extend": Called(_extend, str, float | None),
     "find": Called(_find, Destination, str, is_page=True),
     "newer": Called(_newer, Destination, int, is_long=True, is_page=True),

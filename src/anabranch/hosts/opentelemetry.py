@@ -599,6 +599,7 @@ class _Replacing:
             _replace(kind, "send", self._quickly(_quick_send, _SEND, self._sends))
             _replace(kind, "send_nowait", self._sends)
             _replace(kind, "send_many", self._sends_many)
+        _replace(Queue, "send_leased", self._sends)
         for receiver in (Queue, Subscriber):
             _replace(receiver, "receive", self._quickly(_quick_receive, _RECEIVE, partial(self._does, _RECEIVE)))
             _replace(receiver, "receive_many", partial(self._does, _RECEIVE, many=True))

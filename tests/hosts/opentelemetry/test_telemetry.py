@@ -220,6 +220,16 @@ def test_a_listener_to_many_queues_processes(told: Told, router: anabranch.Route
             assert time.monotonic() < deadline
 
 
+def test_a_message_that_is_leased_to_its_sender_is_sent(told: Told, router: anabranch.Router) -> None:
+    message = router.queue("orders.new").send_leased(b"1")
+    assert message is not None
+    with message:
+        pass
+    send = told.span("send orders.>")
+    assert send.kind is SpanKind.PRODUCER and links_of(told.span("process orders.>")) == [send.context.span_id]
+    assert told.points("messaging.client.sent.messages") == {("send", "orders.>"): 1}
+
+
 def test_transactions(told: Told, router: anabranch.Router) -> None:
     with router.transaction() as tx:
         tx.send("orders.new", b"1")
