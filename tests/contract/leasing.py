@@ -410,6 +410,17 @@ class LeasingContract:
         assert store.settle([token], Settlement.ACK) == [None]
         assert lease.hold == CLAIMED
 
+    def test_what_was_leased_again_and_acked_is_not_received(self, store: Store) -> None:
+        """Another receiver may have looked it up ahead by then."""
+        store.send_many(A, [b"1", b"2", b"3"])
+        first = take(store)
+        assert first.body == b"1"
+        token = store.lease_again(A, first.seq + 1)
+        assert token is not None
+        assert store.settle([token], Settlement.ACK) == [None]
+        assert store.depth(A) == 2
+        assert drain(store) == [b"3"]
+
     def test_many_that_nobody_holds(self, disk: Disk, store: Store) -> None:
         store.subscribe(DESK)
         store.send_many(A, [b"%d" % n for n in range(20)])

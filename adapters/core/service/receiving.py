@@ -415,6 +415,7 @@ class Receiving:
                 if not channel.groups.lets(place):
                     raise UnknownMessageError("somebody else has leased another message of its group meanwhile")
             lease = channel.held[seq] = Lease((channel,), place)
+            channel.remove_fetched(seq, seq)  # else it is received there once it is acked
         self.hand_out.begin([lease], seconds)
         return lease
 
