@@ -30,7 +30,8 @@ SPAN_BYTES: Final = 1 << 20
 
 AHEAD_BYTES: Final = 16 << 10
 NEAR_BYTES: Final = 4 << 10
-"""Who reads a message that lies so close behind the last one may well read the next ones: so much is read at once."""
+"""Who reads a message that lies so close behind the last one, or before it, may well read the next ones: so much is
+read at once."""
 
 CHUNK: Final = 64
 """Messages that are taken apart at once: Ctrl-C may have to wait for so many."""
@@ -50,8 +51,8 @@ class Bodies:
         self._ahead = b"", 0, 0
         """Bytes of a segment that were read ahead, their offset, and the segment's seed. A message in them says its
         LSN, which no other has."""
-        self._last = 0, 0
-        """The number of the segment of the message that was read last, and where the message ends."""
+        self._last = 0, 0, 0
+        """The number of the segment of the message that was read last, and where the message begins and ends."""
 
     def one(self, state: DestinationState, place: Place) -> bytes | None:
         """Return the record of a message, as Backend.bodies. Raises OutOfDescriptorsError, too."""
@@ -62,11 +63,16 @@ class Bodies:
                 return body
             segment = self._log.table.find(lsn)
             if segment is not None:
-                number, end = self._last
-                size = AHEAD_BYTES if segment.number == number and 0 <= offset - end < NEAR_BYTES else 0
+                number, begin, end = self._last
+                first, size = offset, length
+                if segment.number == number and 0 <= offset - end < NEAR_BYTES:
+                    size = max(length, AHEAD_BYTES)
+                elif segment.number == number and 0 <= begin - offset - length < NEAR_BYTES:  # who goes backwards
+                    first = max(min(offset, offset + length - AHEAD_BYTES), 0)
+                    size = offset + length - first
                 try:
                     file = segment.open()
-                    data = os.pread(file.fd, max(length, size), offset)
+                    data = os.pread(file.fd, size, first)
                 except FileNotFoundError:
                     pass
                 except OSError as error:
@@ -75,10 +81,10 @@ class Bodies:
                         raise refused(f"{self._log.name}: {what}: {error}", error) from error
                     raise ReadError(str(segment.path), offset, f"the disk cannot read it: {error}") from error
                 else:
-                    self._last = segment.number, offset + length
+                    self._last = segment.number, offset, offset + length
                     if size > length:
-                        self._ahead = data, offset, segment.seed
-                    body = body_of(data, offset, segment.seed, state.number, place)
+                        self._ahead = data, first, segment.seed
+                    body = body_of(data, first, segment.seed, state.number, place)
                     if body is not None:
                         return body
             alive = self._now(state, place)

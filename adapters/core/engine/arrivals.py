@@ -12,15 +12,19 @@ In stores without priorities, whose levels are `Channel.first`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..operations.changes import Ack, Change, Mark, Postponed, Returned, Send
 from ..operations.destination_changes import Declare
+from ..state.newest import STACK_MAX
 from ..state.priorities import FETCH
 
 if TYPE_CHECKING:
+    from ..operations.plan import Plan
     from ..state.delivery import Delivery
+    from ..state.leases import Channel
+    from ..state.newest import Stack
 
 
 _NOTHING_COMES: Final = frozenset((Ack, Declare, Mark, Returned))
@@ -47,3 +51,24 @@ def pass_on(changes: Iterable[Change], delivery: Delivery) -> None:
                 delivery.records.pop(change.seq, None)
                 for channel in change.state.channels(change.number):
                     channel.remove_fetched(change.seq, change.seq)
+
+
+def follow(stack: Stack, channel: Channel, plans: Sequence[Plan], delivery: Delivery) -> bool:
+    """Put on top of a stack (newest.py) what its queue was sent since, by plans that are not applied: `plans` end with
+    them, and grow meanwhile. False if they tell more than messages and acks: then the rows have to be asked."""
+    count = first = len(plans)
+    while first and plans[first - 1].number > stack.number:
+        first -= 1
+    for plan in [plans[at] for at in range(first, count)]:
+        if plan.number == stack.number:
+            continue  # it is in there twice, since somebody was interrupted
+        for change in plan.changes:
+            if type(change) is Send:
+                if change.state.channel is channel:
+                    delivery.records[change.seq] = change.record
+                    stack.places.append((change.order, change.seq, change.expires_at_ms, 0, change.own))
+            elif type(change) not in _NOTHING_COMES:
+                return False
+        stack.number = plan.number
+    del stack.places[:-STACK_MAX]
+    return True

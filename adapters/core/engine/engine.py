@@ -318,6 +318,25 @@ class Engine:
                 return False
             return not channel.receivers and delivery.lease_ready(channel, receiver)
 
+    def lease_stacked(self, channel: Channel, receiver: Receiver) -> bool:
+        """Give `receiver` the last message of a channel, if it is known (Delivery.lease_stacked). Raises what `check`
+        raises."""
+        self.check()
+        with self.lock:
+            stack = channel.stack
+            if (
+                stack is None or stack.number < self._applied or channel.receivers or self.closed or self.interrupted
+                or self.written is not None or self.failed is not None or self.delivery.mixed
+            ):  # fmt: skip
+                return False
+            if stack.number < self.taken:
+                self.look()
+                channel.stack = None  # it is away while it is changed (rule O5)
+                if not arrivals.follow(stack, channel, self._pending, self.delivery):
+                    return False
+                channel.stack = stack
+            return self.delivery.lease_stacked(channel, receiver)
+
     def lease_in_line(self, channel: Channel, receiver: Receiver) -> bool:
         """As `lease_ready`, with the lock held, for who stands in line, and leaves it then. Not for a subscription:
         nothing is passed on to one (arrivals.py)."""
@@ -559,6 +578,12 @@ class Engine:
                 for change in plan.every_change:
                     change.add_to(counts)
         return counts
+
+    @property
+    def followed(self) -> int | None:
+        """Return the number of the last plan that is in the rows; None where what comes later does not tell where its
+        messages are."""
+        return self._applied if self._passes_on else None
 
     @property
     def applied(self) -> int:

@@ -74,7 +74,7 @@ class Receiving:
                 return None
             receiver = Receiver()
             try:
-                if newest or not engine.lease_ready(channel, receiver):
+                if not (engine.lease_stacked if newest else engine.lease_ready)(channel, receiver):
                     leased = self._lease(channel, receiver, wait=timeout != 0, newest=newest)
                     if leased is False:
                         leased = self._wait(channel, receiver, deadline)
@@ -206,7 +206,8 @@ class Receiving:
                 delivery.require_room(channel)
                 lease: Callable[[Channel, Rows, Receiver], bool] = delivery.lease
                 if newest:
-                    lease = partial(delivery.lease_newest, highest=engine.sequencer.highest_seq)
+                    highest = engine.sequencer.highest_seq
+                    lease = partial(delivery.lease_newest, highest=highest, applied=engine.followed)
                 if not channel.receivers and lease(channel, rows, receiver):
                     return True
                 if wait and engine.catalog.current(channel.state) is not channel.state:

@@ -4,7 +4,7 @@ H1  A message that nobody holds is in exactly one place: beyond the cursor of it
     `returned`, or, if it is not to be delivered any more, nowhere but in the backend (it has expired) and in
     `_limited`, or, if it waits for its time, nowhere but in the backend (scheduled.py), or held back with its group
     (groups.py); in a second one after an interruption, or if it came back before it was fetched: `lease` gives it
-    once.
+    once. Beside that it may be in its channel's `stack` (newest.py).
 H2  A message that somebody holds has a Lease in its channel's `held`: LEASED by a receiver, CLAIMED by a transaction,
     or LEAVING while its ack or its return is under way. Where its destination goes to another store it is MOVING, and
     then MOVED, with a successor there (forwarding.py), or held as before.
@@ -21,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -31,7 +32,7 @@ from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
 from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Channel, Lease, Receiver
-from .newest import newest_first
+from .newest import STACK_MIN, Stack, newest_first
 from .priorities import Levels
 from .rows import Rows
 from .sweep import Sweep, wall_ms
@@ -120,12 +121,18 @@ class Delivery:
             channel.returned_places.pop(place[SEQ], None)
         return True
 
-    def lease_newest(self, channel: Channel, rows: Rows, receiver: Receiver, highest: int) -> bool:
+    def lease_newest(
+        self, channel: Channel, rows: Rows, receiver: Receiver, highest: int, applied: int | None = None
+    ) -> bool:
         """Give `receiver` the last message that nobody holds and that is to be delivered, of the most urgent ones; of
         a group one at a time, too. False if there is none. All that has returned is in the rows. `highest`: no seq is
-        above it."""
+        above it. `applied`: the number of the last plan that is in the rows, where later ones can be followed."""
         if channel.purging:
             return False
+        if applied is not None and channel.subscription is None and channel.groups is None and not channel.first.ready:
+            self._stack(channel, rows, highest, applied)
+            if self.lease_stacked(channel, receiver):
+                return True
         if channel.unsure is not None:
             channel.unsure.look_ahead(None)
         groups = channel.groups
@@ -143,6 +150,42 @@ class Delivery:
                 channel.returned_places.pop(seq, None)
                 return True
         return False
+
+    def _stack(self, channel: Channel, rows: Rows, highest: int, applied: int) -> None:
+        """Look up the last messages of a queue in a store without priorities."""
+        size = channel.stack.next_size if channel.stack is not None else STACK_MIN
+        channel.stack, held = None, channel.held
+        free = (place for place in newest_first(channel, rows, highest, False) if place[SEQ] not in held)
+        places = list(islice(free, size))
+        places.reverse()
+        channel.first.unfetch()
+        if channel.unsure is not None and places:
+            channel.unsure.look_ahead(deque(places))
+        channel.stack = Stack(applied, places)
+
+    def lease_stacked(self, channel: Channel, receiver: Receiver) -> bool:
+        """Give `receiver` the last message of a channel, ahead of all who wait, if it was looked up. False where that
+        does not tell which it is."""
+        stack, held = channel.stack, channel.held
+        if (
+            stack is None or not stack.places or channel.first.ready is not None or channel.groups is not None
+            or channel.purging or len(held) >= self._max_leases or (self.next_due and self.next_due <= wall_ms())
+        ):  # fmt: skip
+            return False
+        place = stack.places[-1]
+        seq = place[SEQ]
+        channel.stack = None
+        if seq in held or (
+            (place[EXPIRES] or self._max_deliveries is not None) and not self._deliverable(channel, place)
+        ):
+            return False
+        self._give(channel, place, receiver)
+        channel.newest = seq
+        channel.returned_places.pop(seq, None)
+        stack.places.pop()
+        stack.given += 1
+        channel.stack = stack
+        return True
 
     def first(self, channel: Channel, rows: Rows) -> Place | None:
         """Return the first message that nobody holds and that is to be delivered; it stays where it is. None if there
@@ -415,6 +458,7 @@ class Delivery:
                 else:
                     channel.returned_places[seq] = place
                     heapq.heappush(channel.returned, (order, seq))
+            channel.stack = None
             if channel.unsure is not None:
                 channel.unsure.look_ahead(None)  # it may never have been fetched
             channel.held.pop(seq, None)
@@ -433,6 +477,7 @@ class Delivery:
             heapq.heappush(channel.returned, (place[ORDER], seq))
         else:
             self.set_back(channel, place[ORDER], seq)
+        channel.stack = None
         if channel.unsure is not None:
             channel.unsure.look_ahead(None)
         if channel.groups is not None:
@@ -477,6 +522,7 @@ class Delivery:
 
     def set_back(self, channel: Channel, order: int, seq: int) -> None:
         """Set a level back: a message has come that may lie before what was fetched; it is next. Idempotent."""
+        channel.stack = None
         if not self._priorities:
             channel.first.set_back(seq)
         elif channel.levels is not None:

@@ -19,6 +19,7 @@ from .priorities import Level, Levels
 if TYPE_CHECKING:
     from ..messages import MessageStore
     from .gates import Gate
+    from .newest import Stack
 
 LEASED: Final = 1
 CLAIMED: Final = 2
@@ -225,6 +226,7 @@ class Channel:
         "receivers",
         "returned",
         "returned_places",
+        "stack",
         "state",
         "subscription",
         "unsure",
@@ -246,6 +248,8 @@ class Channel:
         """Places of what was released, by seq."""
         self.newest: int = 0
         """The seq of the message that was leased last as the newest."""
+        self.stack: Stack | None = None
+        """The last messages, looked up ahead; None: the rows tell which is the last."""
         self.purging: set[object] = set()
         """Purges under way: nothing is delivered meanwhile."""
         self.passed_at: int = 0
@@ -303,12 +307,13 @@ class Channel:
     def forget_fetched(self) -> None:
         """Forget what was fetched; what is still there is fetched anew."""
         self.first.forget()
-        self.levels = None
+        self.levels = self.stack = None
         if self.groups is not None:
             self.groups.forget()
 
     def remove_fetched(self, first: int, last: int) -> None:
         """Remove from what was fetched the messages between these seqs, which are dead, or held. Idempotent."""
+        self.stack = None
         self.first.remove(first, last)
         if self.levels is not None:
             self.levels.remove(first, last)

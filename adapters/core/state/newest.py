@@ -1,10 +1,17 @@
 """Messages from the last one backwards, over rows that are asked for forwards (rows.py): a backend need know nothing of
 it, and who receives the first pays nothing for it.
 
+    stack = channel.stack       what was looked up ahead: the next one is given without asking the rows
+
 The last message of a queue is looked for below the place where it was found before, if few have come since; else
 below the highest seq of its store. Windows grow as long as they are empty, and shrink where one holds more than a page.
 So it takes a number of questions that grows with the logarithm of how many messages other queues of the store were sent
 since.
+
+O4  The last free messages of a channel that has a stack are in it, as of the plans up to its `number`, without a gap:
+    each that is free and not in it comes before all of it. What comes later is put on top (arrivals.follow).
+O5  Whatever else may free a message, or take one away, takes the stack away (Channel.stack); so does a channel that
+    fetches its first messages, which could be the same. Ctrl-C leaves none: it is away while it is changed.
 """
 
 from __future__ import annotations
@@ -21,6 +28,28 @@ if TYPE_CHECKING:
 PAGE_MIN: Final = 4
 PAGE_MAX: Final = 512
 """Messages that are asked for at once: few, since the last one is nearly always free, and more behind those."""
+STACK_MIN: Final = 4
+STACK_MAX: Final = 128
+"""Messages that are looked up ahead: twice as many as were given of those before."""
+
+
+class Stack:
+    """The last messages of a queue in a store without priorities. Belongs to the store's lock."""
+
+    __slots__ = ("given", "number", "places")
+
+    def __init__(self, number: int, places: list[Place]) -> None:
+        self.number: int = number
+        """The number of the last plan whose messages are in it."""
+        self.places: list[Place] = places
+        """By seq: the last one is the next."""
+        self.given: int = 0
+        """Messages that were given of it."""
+
+    @property
+    def next_size(self) -> int:
+        """Return how many messages it pays to look up once this one is used up."""
+        return min(max(2 * self.given, STACK_MIN), STACK_MAX)
 
 
 def newest_first(channel: Channel, rows: Rows, highest: int, priorities: bool) -> Iterator[Place]:
