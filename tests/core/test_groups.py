@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from anabranch.adapters.core.features import groups
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY, Message, Outgoing
+from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, Disk, assert_whole, drain, take
 from ..contract.expiring import Clock, stopped_clock
@@ -371,6 +374,28 @@ def test_what_was_there_at_open_is_looked_at_until_it_is_gone(disk: Disk, releas
     store.send_many(A, [Outgoing(b"1", group="g"), Outgoing(b"2", group="g")])
     assert take(store).body == b"1"
     assert store.receive(A) is None
+
+
+def test_what_waits_is_looked_for_once_for_all_queues(
+    disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many messages wait, and in however many queues."""
+    store = disk.create()
+    if disk.volatile:
+        return
+    queues = [Destination.parse(f"q{number}") for number in range(5)]
+    for queue in queues:
+        store.send_many(queue, [Outgoing(b"%d" % n, group="g") for n in range(2)])
+        take(store, queue).release(delay=10)
+    store = disk.reopen(store)
+    rows: Any = store._engine.rows
+    walks = count()
+    due = rows.due
+    monkeypatch.setattr(rows, "due", lambda now, most: (most < sys.maxsize or next(walks), due(now, most))[1])
+    assert [store.receive(queue) for queue in queues] == [None] * 5
+    assert next(walks) == 1
+    clock.offset_ms = 10_000
+    assert [drain(store, queue) for queue in queues] == [[b"0", b"1"]] * 5
 
 
 def test_what_was_waiting_at_open_is_looked_at_once_it_is_due(disk: Disk, clock: Clock) -> None:

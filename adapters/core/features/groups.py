@@ -21,9 +21,10 @@ from __future__ import annotations
 import heapq
 import logging
 import sys
+from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....policies.errors import CorruptionError
@@ -58,6 +59,7 @@ class MessageGroups(Feature):
         self._engine = engine = parts.engine
         engine.knows_groups = True
         engine.sequencer.on_grouped = self._note
+        self._waits: dict[tuple[int, int], array[int]] | None = None
 
     def start(self) -> None:
         """Have all looked at that the store holds (rule N3)."""
@@ -65,7 +67,7 @@ class MessageGroups(Feature):
         for state in engine.catalog.by_number.values():
             if state.total and not state.is_map:
                 for channel in {state.channel, *state.channels()}:
-                    groups = ChannelGroups(engine, channel, engine.sequencer.last_seq)
+                    groups = ChannelGroups(engine, channel, engine.sequencer.last_seq, self._waiting)
                     if engine.backend.settings.priorities:
                         channel.groups = groups  # what is fetched is not all of one page
                     else:
@@ -76,10 +78,22 @@ class MessageGroups(Feature):
         for channel in (state.channel, *(subscriber.channel for subscriber in recipients)):
             groups = channel.groups or channel.unsure
             if not isinstance(groups, ChannelGroups):
-                groups = ChannelGroups(self._engine, channel, 0)
+                groups = ChannelGroups(self._engine, channel, 0, self._waiting)
             groups.is_sure = True
             channel.groups = groups  # once more: who receives may just have let go of it
             channel.unsure = None
+
+    def _waiting(self, channel: Channel) -> Iterable[int]:
+        """Return the seqs of messages that were given back before the store was opened, and wait. They are looked for
+        once for all channels, however many there are."""
+        rows, waits = self._engine.rows, self._waits
+        if waits is None:
+            waits = {}
+            for state, number, place in rows.due(DUE_MAX_MS, sys.maxsize) if isinstance(rows, ScheduledRows) else ():
+                if number or place[DELIVERIES]:  # what waits since it was sent waits for all, and holds nothing
+                    waits.setdefault((state.number, number), array("Q")).append(place[SEQ])
+            self._waits = waits
+        return waits.pop((channel.state.number, channel.number), ())
 
 
 class _Held(dict[int, Lease]):
@@ -103,15 +117,18 @@ class ChannelGroups:
 
     __slots__ = (
         "_asked_at", "_brought", "_channel", "_count", "_cut", "_engine", "_freed", "_holders", "_holds", "_known",
-        "_last_old", "_lines", "_looked", "_unnoted", "is_sure",
+        "_last_old", "_lines", "_looked", "_unnoted", "_waiting", "is_sure",
     )  # fmt: skip
 
-    def __init__(self, engine: Engine, channel: Channel, last_old: int) -> None:
+    def __init__(
+        self, engine: Engine, channel: Channel, last_old: int, waiting: Callable[[Channel], Iterable[int]]
+    ) -> None:
         self._engine, self._channel = engine, channel
         self.is_sure: bool = False
         """A message that has a group has come, or was met."""
         self._last_old = last_old
-        """The highest seq that there was when the store was opened."""
+        """The highest seq that there was when the store was opened; 0: the channel had no message then."""
+        self._waiting = waiting
         self._asked_at = 0
         self._holders: dict[str, int] = {}
         """By group that is held: the seq of the message that holds it."""
@@ -139,7 +156,7 @@ class ChannelGroups:
         return bool(self._lines) or self._cut is not None
 
     def share(self, channel: Channel) -> None:
-        groups = ChannelGroups(self._engine, channel, self._last_old)
+        groups = ChannelGroups(self._engine, channel, self._last_old, self._waiting)
         groups.is_sure = self.is_sure
         if self._channel.groups is self:
             channel.groups = groups
@@ -237,14 +254,24 @@ class ChannelGroups:
         self.is_sure = True
         for lease in list(channel.held.values()):
             self.hold(lease.place)
-        subscription = channel.subscription
-        counted = channel.state if subscription is None else subscription
-        rows = self._engine.rows
-        if isinstance(rows, ScheduledRows) and (counted.total_delayed or channel.state.total_delayed):
-            for state, number, place in rows.due(DUE_MAX_MS, sys.maxsize):
-                if state is channel.state and number == channel.number and place[DELIVERIES]:
-                    self.hold(place)  # it was given back before the store was opened
+        state, subscription = channel.state, channel.subscription
+        if state.total_delayed or (subscription is not None and subscription.total_delayed):
+            for place in self._given_back():
+                if self._engine.delivery.until(state, subscription, place[SEQ]):
+                    self.hold(place)
         channel.held = _Held(self, channel.held)
+
+    def _given_back(self) -> Iterator[Place]:
+        """Yield messages that may have been given back before leases were watched over."""
+        channel, rows = self._channel, self._engine.rows
+        state, subscription, after = channel.state, channel.subscription, 0
+        if self._last_old:
+            found = (rows.row(state, subscription, seq) for seq in self._waiting(channel))
+            yield from (place for place in found if place is not None)
+            return
+        while page := rows.rows(state, subscription, None, after, FETCH):  # a move has brought them
+            yield from (place for place in page if place[DELIVERIES])
+            after = page[-1][SEQ]
 
     # Who holds a group
 
