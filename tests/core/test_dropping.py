@@ -75,12 +75,15 @@ def test_a_destination_that_comes_while_the_oldest_is_looked_for_is_no_error(mon
         assert bodies(store, B) == [b"4", b"5"]
 
 
-def test_a_full_store_does_not_look_at_all_destinations_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit, persistent", [("max_messages", True), ("nonpersistent_max_messages", False)])
+def test_a_full_store_does_not_look_at_all_destinations_for_each_message(
+    monkeypatch: pytest.MonkeyPatch, limit: str, persistent: bool
+) -> None:
     with journal() as disk:
-        store = disk.create(max_messages=100, when_full=WhenFull.DROP_OLD)
+        store = disk.create(**{limit: 100}, when_full=WhenFull.DROP_OLD)
         many = [Destination.parse(f"d{number}") for number in range(100)]
         for destination in (*many, many[0]):
-            store.send(destination, b"")
+            store.send(destination, b"", persistent=persistent)
         look, looks = Oldest._places, count()
 
         def counted(oldest: Oldest, state: DestinationState, volatile: bool, after: int) -> Iterator[Place]:
@@ -89,9 +92,25 @@ def test_a_full_store_does_not_look_at_all_destinations_for_each_message(monkeyp
 
         monkeypatch.setattr(Oldest, "_places", counted)
         for destination in (*many[1:51], Destination.parse("new")):
-            store.send(destination, b"")
+            store.send(destination, b"", persistent=persistent)
         assert next(looks) < 200
         assert [store.depth(destination) for destination in (*many, Destination.parse("new"))].count(1) == 100
+
+
+def test_what_is_applied_late_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transient message is there at once, though one that was sent before it is still on its way to the disk."""
+    with journal() as disk:
+        store = disk.create(max_messages=3, when_full=WhenFull.DROP_OLD)
+        for body in (b"late", b"2", b"3"):
+            store.send(A, body)
+        look = Oldest._places
+        monkeypatch.setattr(Oldest, "_places", lambda oldest, state, volatile, after: look(oldest, state, volatile, 1))
+        store.send(A, b"4")
+        monkeypatch.setattr(Oldest, "_places", look)
+        late, *_ = [take(store) for _ in range(3)]
+        late.release()
+        store.send(A, b"5")
+        assert late.body == b"late" and bodies(store, A) == [b"3", b"4", b"5"]
 
 
 def test_what_is_dropped_is_told_at_once_and_then_each_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ from ...state.limits import NOTHING, Amount, Grant, Room
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
+    from ...state.states import Catalog
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -39,35 +40,77 @@ SHOWN: Final = 5
 """Destinations that a line of the log names."""
 
 
-class Oldest:
-    """The messages of one store, the oldest first. Under its lock, with all that has returned applied."""
+class _Heap:
+    """All destinations but maps, each with a seq below which it has no message, as far as that was looked up. The
+    search of all messages has one, and that of transient ones another."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._begins: list[Begin] | None = None
-        """A heap of all destinations but maps, each with a seq below which it has no message, as far as that was looked
-        up. None: to be made anew, also after an interruption."""
+        """None: to be made anew, also after an interruption."""
         self._known: set[DestinationState] = set()
         """Destinations in it."""
         self._seen = 0
         """How many had come to the catalog."""
         self._taken: list[Begin] | None = None
         """The heap, while it is searched."""
-        self._found: list[Begin] = []
-        """What is known of the destinations that the search has taken out of it."""
         self._searches = 0
+        self.found: list[Begin] = []
+        """What is known of the destinations that the search has taken out of it."""
+
+    def take(self) -> list[Begin]:
+        """Return the heap for a search, with those that are new in it. Others may add some meanwhile."""
+        catalog = self._catalog
+        begins, self._begins = self._begins, None
+        self._searches += 1
+        if begins is None:
+            begins, self._known, self._seen = [], set(), 0
+        elif self._searches % FORGET_AFTER == 0 or len(begins) > 2 * len(catalog.by_number) + PAGE:
+            begins = [begin for begin in begins if catalog.by_number.get(begin[1]) is begin[2]]
+            heapq.heapify(begins)
+            self._known, self._seen = {state for _, _, state in begins}, 0
+        with catalog.lock:
+            new = list(islice(reversed(catalog.by_number.values()), catalog.added - self._seen))
+            self._seen = catalog.added
+        for state in new:
+            if state not in self._known and not state.is_map:
+                self._known.add(state)
+                heapq.heappush(begins, (0, state.number, state))
+        self._taken, self.found = begins, []
+        return begins
+
+    def keep(self) -> None:
+        """Keep the heap, with what was found of the destinations that a search has taken out of it. Not where that was
+        interrupted: it is made anew."""
+        if self._taken is not None:
+            for begin in self.found:
+                heapq.heappush(self._taken, begin)
+            self._begins, self._taken = self._taken, None
+
+    def forget(self) -> None:
+        """Forget a search that has ended early, or has met all there is: the heap is made anew then."""
+        self._taken = None
+
+
+class Oldest:
+    """The messages of one store, the oldest first. Under its lock, with all that has returned applied."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._all, self._transient = _Heap(engine.catalog), _Heap(engine.catalog)
 
     def take(self, lacking: Mapping[Room, Amount], grant: Grant, sized: bool) -> set[Room]:
         """Hold so much, of the oldest that nobody holds, that each room has what it lacks. Returns those that still
         lack some: then all that could go is held. `sized`: it matters how large they are."""
         short = set()
         for room in sorted(lacking, key=lambda room: room.state is None):  # the narrow ones first: theirs count for all
-            self._taken = None  # of a search that was interrupted
-            for lease in self._free(room):
+            heap = self._transient if room.volatile else self._all
+            heap.forget()
+            for lease in self._free(room, heap):
                 if self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
                     break
                 self._hold(lease, grant, sized)
-            self._keep()
+            heap.keep()
             if not self._is_enough(lacking[room], self.amounts(grant, [room])[room]):
                 short.add(room)
         return short
@@ -110,7 +153,7 @@ class Oldest:
             channel.held[seq] = lease
             channel.remove_fetched(seq, seq)
 
-    def _free(self, room: Room) -> Iterator[Lease]:
+    def _free(self, room: Room, heap: _Heap) -> Iterator[Lease]:
         """Yield leases of what nobody holds, not held yet."""
         if room.state is not None:
             if room.state.is_map:
@@ -118,42 +161,9 @@ class Oldest:
             places = self._places(room.state, room.volatile, 0)
             yield from (lease for place in places if (lease := self._lease(room.state, place)) is not None)
             return
-        if room.volatile:
-            states = list(self._engine.catalog.by_number.values())
-            begins = [(0, one.number, one) for one in states if one.total and not one.is_map]
-            yield from self._in_order(begins, [], True)
-            return
-        begins, self._found = self._all_begins(), []
-        self._taken = begins
-        yield from self._in_order(begins, self._found, False)
-
-    def _all_begins(self) -> list[Begin]:
-        """Return the heap of destinations, with those that are new in it. Others may add some meanwhile."""
-        catalog = self._engine.catalog
-        begins, self._begins = self._begins, None
-        self._searches += 1
-        if begins is None:
-            begins, self._known, self._seen = [], set(), 0
-        elif self._searches % FORGET_AFTER == 0 or len(begins) > 2 * len(catalog.by_number) + PAGE:
-            begins = [begin for begin in begins if catalog.by_number.get(begin[1]) is begin[2]]
-            heapq.heapify(begins)
-            self._known, self._seen = {state for _, _, state in begins}, 0
-        with catalog.lock:
-            new = list(islice(reversed(catalog.by_number.values()), catalog.added - self._seen))
-            self._seen = catalog.added
-        for state in new:
-            if state not in self._known and not state.is_map:
-                self._known.add(state)
-                heapq.heappush(begins, (0, state.number, state))
-        return begins
-
-    def _keep(self) -> None:
-        """Keep the heap, with what was found of the destinations that a search has taken out of it. Not where that was
-        interrupted: it is made anew."""
-        if self._taken is not None:
-            for begin in self._found:
-                heapq.heappush(self._taken, begin)
-            self._begins, self._taken = self._taken, None
+        for _ in range(2):  # what is applied late may lie below what was known of its destination
+            yield from self._in_order(heap.take(), heap.found, room.volatile)
+            heap.forget()
 
     def _in_order(self, begins: list[Begin], found: list[Begin], volatile: bool) -> Iterator[Lease]:
         """Yield leases of what nobody holds in these destinations, the oldest first. A destination is taken out of the
