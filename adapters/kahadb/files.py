@@ -6,11 +6,15 @@ an archive directory beside or inside it. An mKahaDB directory holds one KahaDB 
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ...policies.errors import TraceError
 
@@ -121,6 +125,19 @@ def file_bytes(directory: str | Path) -> int | None:
     file whole. None where no two are alike. Raises TraceError as `find_stores`."""
     ((size, times),) = Counter(f.bytes for store in find_stores(directory).stores for f in store.files).most_common(1)
     return size if times > 1 else None
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError, also where it is none: to wait for a pipe's writer may take for ever."""
+    return open(path, "rb", opener=_opened)
+
+
+def _opened(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no file", path)
+    return fd
 
 
 def _store(name: str, live: Path, *archive_parents: Path) -> StoreFiles:

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import BinaryIO, Final, NamedTuple
 
 from .commands import CommandError, RewrittenDataFile, decode
-from .files import Damage, JournalFile, StoreFiles
+from .files import Damage, JournalFile, StoreFiles, open_file
 
 BATCH_MAGIC = b"\x00\x00\x00\x1c\x02WRITE BATCH"
 BATCH_HEADER = struct.Struct(">16sIQ")  # magic, bytes of records, Adler-32 (0: not computed)
@@ -232,7 +232,7 @@ class Journal:
             is_copy = sources[file] is not None  # of another time: its checksums say nothing of those beside it
             is_last = last is not None and file.number == last.number
             try:
-                with file.path.open("rb") as stream:
+                with open_file(file.path) as stream:
                     before = checked and not is_copy
                     reader, count = FileReader(file, stream, report, is_last=is_last, checked=before), 0
                     for record in reader:
@@ -277,7 +277,7 @@ class Journal:
 
 def _head(file: JournalFile) -> bytes:
     try:
-        with file.path.open("rb") as stream:
+        with open_file(file.path) as stream:
             return stream.read(64)
     except OSError:
         return b""  # reported when the file is read

@@ -24,7 +24,7 @@ from typing import BinaryIO, Final, NamedTuple
 from ...policies.errors import StoreLockedError, TraceError
 from .commands import AddMessage, CommandError, KahaDestination, UpdateMessage, decode
 from .entries import Outcome, Transaction, decided
-from .files import Damage, StoreFiles, find_stores
+from .files import Damage, StoreFiles, find_stores, open_file
 from .journal import RECORD_HEADER, USER_RECORD
 from .openwire import OpenWireError, SubscriptionInfo, read_subscription
 from .replay import DestinationState, Message, replayed
@@ -125,7 +125,7 @@ def pending_of(directory: str | Path, progress: Progress | None = None) -> Itera
 def _unused(directory: Path) -> Iterator[None]:
     """Keep a broker out while the block runs. Raises StoreLockedError if a broker has the directory."""
     try:
-        fd = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(directory / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         yield  # there is none, or it cannot be asked
         return
@@ -182,7 +182,7 @@ class _Records:
             if len(self._open) >= _OPEN_MAX:
                 self._open.pop(next(iter(self._open))).close()
             try:
-                stream = self._paths[number].open("rb")
+                stream = open_file(self._paths[number])
             except FileNotFoundError:
                 raise TraceError(f"{self._paths[number]} vanished while it was read; stop the broker first") from None
         self._open[number] = stream  # the one that was used last is last

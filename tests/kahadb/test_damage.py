@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch.adapters.kahadb import explain, render_text, usage_trace
+from anabranch.adapters.kahadb import explain, files, journal, render_text, usage_trace
 from anabranch.adapters.kahadb.files import Damage, find_stores
 from anabranch.adapters.kahadb.journal import Journal, Record
+from anabranch.adapters.kahadb.pending import pending_of
 from anabranch.policies.errors import TraceError
 
 from ..shares import Share
@@ -237,9 +240,14 @@ def test_an_unused_journal_is_an_empty_trace(tmp_path: Path) -> None:
     assert [file.kept for file in explain(tmp_path).stores[0].files] == [True]
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Nobody waits for a pipe's writer."""
     w.write_file(tmp_path / "db-1.log", w.batch(w.add("a", "m:1")))
-    (tmp_path / "db-2.log").mkdir()
+    make(tmp_path / "db-2.log")
+    make(tmp_path / "lock")
+    with pending_of(tmp_path):
+        pass
     trace = usage_trace(tmp_path)
     assert len(list(trace)) == 1
     assert [(d.kind, Path(d.path).name) for d in trace.findings.damages] == [("unreadable", "db-2.log")]
@@ -289,12 +297,12 @@ def test_a_file_that_vanishes_between_the_readings_is_named(mixed: Path, tmp_pat
 def test_each_file_is_opened_once_a_reading(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And once more for its head, whatever number of readings."""
     opened: Counter[str] = Counter()
-    real = Path.open
+    real = files.open_file
 
-    def counted(path: Path, *given: Any, **more: Any) -> Any:
+    def counted(path: Path) -> Any:
         opened[path.name] += path.suffix == ".log"
-        return real(path, *given, **more)
+        return real(path)
 
-    monkeypatch.setattr(Path, "open", counted)
+    monkeypatch.setattr(journal, "open_file", counted)
     list(usage_trace(mixed))
     assert {count for name, count in opened.items() if name.endswith(".log")} == {3}  # outcomes, events, its head
