@@ -131,7 +131,7 @@ class Reconciler:
 
     def _by_id(self) -> dict[bytes, Path]:
         """Return where stores lie, also those that a repartition was about to put aside."""
-        kinds = {row.kind for row in self._table.stores.values()}
+        kinds = {row.kind for row in list(self._table.stores.values())}  # a live move may add one
         places = [*self._directories.places(), *self._directories.former_places()]
         return {known[1]: place.path for place in places if (known := self._identify(place, kinds))}
 

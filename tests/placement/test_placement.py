@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -446,6 +446,26 @@ class TestRenamed:
         file.write_text(text)
         with anabranch.open(settings) as router:
             assert held(router) == {"queue://a": [b"x"]}
+
+
+def test_a_store_that_comes_while_others_are_looked_for_is_no_error(tmp_path: Path) -> None:
+    """A live move may add one in another thread."""
+    with anabranch.open(config(tmp_path, ("all", [">"]))) as router:
+        router.queue("q").send(b"x")
+        registry = router._registry
+        stores: dict[bytes, Any] = registry.table.stores
+        before = dict(stores)
+
+        class Last:
+            @property
+            def kind(self) -> str:
+                stores[b"new"] = StoreRow(b"new", "stores/new", "journal", "new")
+                return "journal"
+
+        stores[b"last"] = Last()
+        assert registry._reconciler._by_id().keys() == before.keys()
+        stores.clear()
+        stores |= before
 
 
 def test_unfinished_stores_are_swept(tmp_path: Path) -> None:
