@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class _Place:
     """A data directory, and the router that this process has it open with."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.lock = threading.RLock()
         self.router: Router | None = None
         self.holders = 0
@@ -46,9 +47,11 @@ class _Place:
             router._close()
             if self.router is router:
                 self.router = None
+                _places.pop(self.path, None)
 
 
 _places: dict[Path, _Place] = {}
+"""Those with a router, and those at which one is just opened."""
 
 
 def _begin_in_child() -> None:
@@ -75,17 +78,26 @@ def shared(
     """
     config = None if _is_open_as_it_is(source) else configuration_of(source)
     directory = from_home(source) if config is None else config.directory  # type: ignore[arg-type]
-    place = _places.setdefault(directory.resolve(), _Place())
-    with place.lock:
-        router = place.router
-        if router is not None and router._registry.opened and not router._registry.forked:
-            if config is not None:
-                _require_same(config, router.config)
-            place.holders += 1
+    path = directory.resolve()
+    while True:
+        place = _places.setdefault(path, _Place(path))
+        with place.lock:
+            if _places.get(path) is not place:
+                continue  # its router was closed since
+            router = place.router
+            if router is not None and router._registry.opened and not router._registry.forked:
+                if config is not None:
+                    _require_same(config, router.config)
+                place.holders += 1
+                return router
+            try:
+                router = open_router(source if config is None else config, progress, shared=shared)
+            except BaseException:
+                _places.pop(path, None)
+                raise
+            router._held, place.router, place.holders = partial(place.close, router), router, 1
+            _places[path] = place  # a signal handler's call may have failed meanwhile
             return router
-        router = open_router(source if config is None else config, progress, shared=shared)
-        router._held, place.router, place.holders = partial(place.close, router), router, 1
-        return router
 
 
 def _is_open_as_it_is(source: object) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 import anabranch
 from anabranch.policies.errors import ClosedError, ConfigError, StoreLockedError
+from anabranch.router import held_routers
 
 from ..contract.disk import Parallel
 from .disk import NEVER
@@ -44,6 +45,15 @@ def test_the_last_of_its_holders_closes_it(tmp_path: Path) -> None:
     with anabranch.shared(directory) as again:
         router.close()  # which is not the one that is held now
         assert again is not router and is_open(again)
+
+
+def test_nothing_is_kept_of_a_directory_that_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("")
+    with anabranch.shared(config(tmp_path / "data")):
+        with pytest.raises(ConfigError):
+            anabranch.shared(config(tmp_path / "other"))
+        assert [path.name for path in held_routers._places] == ["data"]
+    assert not held_routers._places
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:
