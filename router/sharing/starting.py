@@ -188,6 +188,7 @@ def _spawn(config: Config, fd: int) -> int:
             (os.POSIX_SPAWN_DUP2, fd, _GIVEN),
         ],
         setsid=True,
+        setsigmask=[],  # not that of this thread: SIGTERM is to reach it
     )
 
 

@@ -415,6 +415,16 @@ def _open_as(directory: Path, user: int) -> None:
         os._exit(3)
 
 
+def test_signals_that_a_client_has_blocked_reach_the_owner_that_it_has_started(directory: Path) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with anabranch.open(directory, shared=True):
+            status = Path(f"/proc/{owner_pid(directory)}/status").read_text()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert "SigBlk:\t0000000000000000\n" in status
+
+
 def test_nothing_of_a_client_stays_open_in_the_owner_that_it_has_started(directory: Path) -> None:
     """A pipe of the client's own, say, whose end its parent waits for."""
     reading, writing = os.pipe()
