@@ -94,15 +94,17 @@ class _Backup:
         """The stores of this try."""
 
     def run(self, target: Path) -> BackedUp:
+        failed = ""
         for _ in range(TRIES):
             self._rows = dict(self._registry.table.stores)
             try:
                 found = self._tried(target)
             except (AnabranchError, OSError) as error:
                 self._registry.require_open()
-                if self._registry.table.stores == self._rows and not isinstance(error, ClosedError):
+                is_same = self._registry.table.stores == self._rows or str(error) == failed
+                if is_same and not isinstance(error, ClosedError):
                     raise
-                found = None  # one of them was just removed, or is about to be
+                found, failed = None, str(error)  # one of them was just removed, or is about to be
             if found is not None:
                 return found
             shutil.rmtree(self._making)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import anabranch
 from anabranch import Config, JournalOptions, PlacementError, Router, SqlOptions, StoreConfig
 from anabranch.adapters.core.migration.backup import StoreCopier
+from anabranch.policies.errors import StoreFailedError
 from anabranch.router.cli.app import app
 from anabranch.router.offline.verification import verify
 from anabranch.router.placement.record import StoreRow
@@ -190,6 +191,23 @@ def test_a_store_that_is_removed_is_in_it_whole_or_not_at_all(
     with anabranch.open(here) as router:
         assert {one.name: router.queue(one).depth() for one in router.destinations()} == there
     assert when == "as it copies" or len(there) == 1
+
+
+def test_a_store_that_fails_is_not_copied_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though others come and go meanwhile."""
+    tries = []
+
+    def copy(self: _Backup, *given: object) -> int:
+        tries.append(given)
+        router.queue(f"p.{len(tries)}").send(b"x")
+        raise StoreFailedError("its disk fails")
+
+    with anabranch.open(config(tmp_path / "data")) as router:
+        router.queue("a.x").send(b"x")
+        monkeypatch.setattr(_Backup, "_copy", copy)
+        with pytest.raises(StoreFailedError, match="its disk fails"):
+            inspection_of(router).backup(str(tmp_path / "copy"))
+    assert len(tries) == 2
 
 
 def test_stores_that_come_while_others_are_looked_at_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
