@@ -144,7 +144,8 @@ class UsageLog:
                 file_mode = self._directory.file_mode
                 self._directory.create(partial(_empty_log, segment_bytes=self._segment_bytes, file_mode=file_mode))
             with suppress(PermissionError):  # of a directory that another user made
-                sync_directory(self.path.parent)  # who made ours may have been killed before that (D2)
+                for path in self.path.parents[:2]:
+                    sync_directory(path)  # who made ours may have been killed before that (D2)
             self._require_version()  # before anything is written: it may be a store's
             try:
                 log_id = self._directory.lock()

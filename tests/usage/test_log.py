@@ -62,7 +62,7 @@ def test_a_directory_whose_maker_was_killed_gets_its_name_synced(
     synced: list[Path] = []
     monkeypatch.setattr(log, "sync_directory", synced.append)
     anabranch.open(small(tmp_path)).close()
-    assert synced == [tmp_path]
+    assert synced == [tmp_path, tmp_path.parent]
 
 
 class Script:
