@@ -93,7 +93,7 @@ def run(
             listens.set()
             for number in range(threads):
                 threading.Thread(target=work, name=f"worker-{number}", daemon=True).start()
-            while os.read(reader, 1) not in {_ENDED, *_TOLD}:
+            while (heard := os.read(reader, 1)) not in {_ENDED, *_TOLD}:
                 pass  # a signal that somebody else hears
         finally:
             is_ending = True
@@ -101,11 +101,13 @@ def run(
             log.info(_ENDING)
         for _ in range(threads):
             messages.put(None)
-        left = threads
+        left, is_second = threads, heard in _TOLD
         while left:
             heard = os.read(reader, 1)
             left -= heard == _DONE
-            if heard in _TOLD:
+            if heard in _TOLD and not is_second:
+                is_second = True
+            elif heard in _TOLD:
                 for message in list(in_hand):
                     with suppress(AnabranchError):  # it was just settled
                         message.release(delivered=False)

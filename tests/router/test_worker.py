@@ -19,7 +19,7 @@ import anabranch
 import anabranch.aio
 from anabranch import worker
 from anabranch.aio import AsyncMessage, AsyncRouter
-from anabranch.policies.errors import UnknownSubscriptionError
+from anabranch.policies.errors import StoreFailedError, UnknownSubscriptionError
 
 from ..contract.disk import PATIENCE, eventually
 
@@ -325,6 +325,38 @@ def test_the_end_of_its_subscription_is_raised(router: anabranch.Router) -> None
     with pytest.raises(UnknownSubscriptionError):
         worker.run(subscriber, function)
     ending.join(PATIENCE)
+
+
+class Ended:
+    """A source whose listener gives one message and ends with an error; it gets a signal once it is closed."""
+
+    def __init__(self, message: anabranch.Message[bytes]) -> None:
+        self.message, self.was_told = message, threading.Event()
+
+    def listen(
+        self, take: Callable[[Any], None], credit: int, on_end: Callable[[Exception], None], lease: object
+    ) -> Ended:
+        take(self.message)
+        on_end(StoreFailedError("it has failed"))
+        return self
+
+    def close(self) -> None:
+        threading.Thread(target=self._tell).start()
+
+    def _tell(self) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        self.was_told.set()
+
+
+def test_the_first_signal_after_the_end_of_a_listener_finishes_what_is_in_hand(router: anabranch.Router) -> None:
+    queue = router.queue("q")
+    queue.send(b"x")
+    message = queue.receive(timeout=PATIENCE)
+    assert message is not None
+    source: Any = Ended(message)
+    with pytest.raises(StoreFailedError, match="it has failed"):
+        worker.run(source, lambda message: source.was_told.wait(PATIENCE))
+    assert queue.depth() == 0
 
 
 def test_bad_input(router: anabranch.Router) -> None:
