@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -396,6 +397,30 @@ def test_what_waits_is_looked_for_once_for_all_queues(
     assert next(walks) == 1
     clock.offset_ms = 10_000
     assert [drain(store, queue) for queue in queues] == [[b"0", b"1"]] * 5
+
+
+def test_what_waits_holds_its_group_also_after_ctrl_c(
+    disk: Disk, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the receive that looks for it."""
+    store = disk.create()
+    store.send_many(A, [Outgoing(b"%d" % n, group="g") for n in range(2)])
+    take(store).release(delay=10)
+    store = disk.later(store)
+    strikes = iter([KeyboardInterrupt])
+    hold = groups.ChannelGroups.hold
+
+    def struck(channel: groups.ChannelGroups, place: Any) -> None:
+        for strike in strikes:
+            raise strike
+        hold(channel, place)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(groups.ChannelGroups, "hold", struck)
+        store.receive(A)
+    assert store.receive(A) is None
+    clock.offset_ms = 10_000
+    assert drain(store) == [b"0", b"1"]
 
 
 def test_what_was_waiting_at_open_is_looked_at_once_it_is_due(disk: Disk, clock: Clock) -> None:

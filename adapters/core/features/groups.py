@@ -93,7 +93,7 @@ class MessageGroups(Feature):
                 if number or place[DELIVERIES]:  # what waits since it was sent waits for all, and holds nothing
                     waits.setdefault((state.number, number), array("Q")).append(place[SEQ])
             self._waits = waits
-        return waits.pop((channel.state.number, channel.number), ())
+        return waits.get((channel.state.number, channel.number), ())
 
 
 class _Held(dict[int, Lease]):
