@@ -77,23 +77,27 @@ def import_lines(config: Config, file: BinaryIO, name: str, from_line: int = 1, 
     reading = _Reading(file)
     with nullcontext() if dry_run else quiet_router(config) as router:
         importing = _Importing(config, router, reading, from_line)
+        refused: Exception | None = None
         try:
-            for line in reading.lines():
-                importing.take(line)
-            importing.end()
-        except REFUSED as error:
-            importing.stop()
-            left = importing.told("mend it, and ")
-            if isinstance(error, AnabranchError) and not isinstance(error, DestinationError):
-                error.add_note(left)
-                raise
-            raise ConfigError([f"{name}:{reading.number}: {error}; {left}"]) from error
+            try:
+                for line in reading.lines():
+                    importing.take(line)
+                importing.end()
+            except REFUSED as error:
+                refused = error
+                importing.stop()
         except BaseException as error:  # Ctrl-C, or a disk that does not read
             importing.let_go()
             error.add_note(importing.told())
             raise
         finally:
             importing.let_go()
+        if refused is not None:
+            left = importing.told("mend it, and ")
+            if isinstance(refused, AnabranchError) and not isinstance(refused, DestinationError):
+                refused.add_note(left)
+                raise refused
+            raise ConfigError([f"{name}:{reading.number}: {refused}; {left}"]) from refused
     return importing.done
 
 

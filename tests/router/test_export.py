@@ -21,7 +21,7 @@ from anabranch import Config, ConfigError, JournalOptions, SqlOptions, StoreConf
 from anabranch.adapters.core.migration import copying
 from anabranch.router.cli.app import app
 from anabranch.router.offline.exporting import export
-from anabranch.router.offline.importing_lines import import_lines
+from anabranch.router.offline.importing_lines import _Importing, import_lines
 from anabranch.router.offline.verification import verify
 
 from ..taking import take
@@ -292,6 +292,24 @@ def test_what_ends_an_import_says_with_which_line_to_go_on(
     result = CliRunner().invoke(app, ["import", "there", "x.jsonl", "--from-line", first[1]])
     assert result.exit_code == 0, result.output
     assert exported(there) == lines
+
+
+def test_ctrl_c_while_a_refused_import_is_made_durable_says_where_to_go_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = _Importing.stop
+
+    def stopped(importing: _Importing) -> None:
+        stop(importing)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Importing, "stop", stopped)
+    lines = exported(stores(data))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        brought(stores(tmp_path / "there"), lines + b"{}\n")
+    line = lines.count(b"\n") + 1
+    (note,) = caught.value.__notes__
+    assert note == f"all before line {line} is imported; go on with --from-line {line}"
 
 
 def test_the_commands(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
