@@ -38,7 +38,12 @@ class AnabranchBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         async for message in self._tasks:
-            yield AckableMessage(data=message.body, ack=message.ack)
+            try:
+                self.formatter.loads(message.body).parse_labels()
+            except Exception as error:  # Taskiq would log it and never ack it: it came again and again
+                await message.reject(error)
+            else:
+                yield AckableMessage(data=message.body, ack=message.ack)
 
 
 class AnabranchResults(AsyncResultBackend[Any]):

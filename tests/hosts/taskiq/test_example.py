@@ -53,6 +53,7 @@ async def use(app: Any, directory: Path) -> None:
             assert [result.return_value for result in results] == [f"greeted {number}" for number in range(CALLS)]
             wrong = await app.broker.find_task("greet").kiq(("not", "a", "name"), 1)
             assert (await wrong.wait_result(check_interval=0.01)).is_err  # for the last time: it was retried
+            await app.broker.router.queue("taskiq").send(b"no task")
             await app.broker.router.queue("taskiq").wait_empty()
         finally:
             kill(worker)
