@@ -168,24 +168,23 @@ def test_a_signal_handler_may_wait_for_a_thread_that_waits_for_the_lock() -> Non
 def test_an_interrupted_wait_for_the_lock_is_over_and_others_go_on() -> None:
     lock, waiting = RLock(), threading.Event()
 
-    def hold(seconds: float) -> None:
+    def hold(until_it_waits: bool) -> None:
         with lock:
             waiting.set()
-            time.sleep(seconds)
+            if until_it_waits:
+                eventually(lambda: waits(threading.main_thread()))
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            time.sleep(seconds)
 
     def wait() -> bool:
         with lock:
             return True
 
-    for seconds in (0.0, 0.001, 0.01, 0.1):
+    for until in (False, True, False, True):
         waiting.clear()
-        with pytest.raises(KeyboardInterrupt), Parallel(lambda seconds=seconds: hold(seconds)):  # type: ignore[misc]
+        with pytest.raises(KeyboardInterrupt), Parallel(lambda until=until: hold(until)):  # type: ignore[misc]
             waiting.wait(PATIENCE)
-            with lock:
-                pass
-            time.sleep(PATIENCE)
+            with_lock(lock)
+            threading.Event().wait(PATIENCE)  # it is on its way
         with Parallel(wait) as parallel:
             assert parallel.result() is True
     assert not lock._is_owned()  # type: ignore[attr-defined]
