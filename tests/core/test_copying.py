@@ -221,6 +221,12 @@ class Pairs:
         take(both.target).ack()
         assert prefix(items, both.target, A) is None
 
+    def test_what_was_given_back_holds_its_group_where_it_comes(self, both: Both) -> None:
+        both.source.send_many(A, [Outgoing(b"%d" % number, group="g") for number in range(2)])
+        take(both.source).release(delay=3600)
+        bring(both.target, A, read(both.source, A))
+        assert both.target.receive(A) is None
+
     def test_an_id_is_left_of_a_message_that_somebody_acked(self, both: Both) -> None:
         both.source.send(A, b"0", message_id="id")
         items = list(read(both.source, A))
