@@ -13,6 +13,7 @@ from anabranch.adapters.memory.directory import StoreDirectory
 from anabranch.adapters.system import directory
 from anabranch.adapters.system.files import read_file, sync_directory
 from anabranch.policies.errors import StoreFailedError
+from anabranch.router.placement.on_disk import directories
 
 
 def test_what_another_has_just_made_is_not_trusted_to_be_durable(
@@ -57,6 +58,10 @@ def test_a_disk_that_fails_is_no_mistake_in_the_configuration(tmp_path: Path, mo
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return read_file(path)
 
+    with monkeypatch.context() as patched:
+        patched.setattr(directories, "make_directory", lambda path, mode: fails(path / "store.id"))
+        with pytest.raises(StoreFailedError, match=r"cannot be opened now: .*Input/output error.*try again"):
+            anabranch.open(tmp_path)
     with anabranch.open(tmp_path) as router:
         with monkeypatch.context() as patched:
             patched.setattr(directory, "read_file", fails)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ....adapters.system.files import FULL, make_directory, refused
 from ....policies import config as configs
-from ....policies.errors import ConfigError
+from ....policies.errors import ConfigError, StoreFailedError
 from ....policies.names.destination import Destination
 from ..record import StoreRow
 from . import in_force
@@ -236,7 +236,7 @@ def require_directories(config: Config, stores: Iterable[StoreConfig] | None = N
 
 def take_directory(config: Config, acquire: Callable[[], None]) -> None:
     """Make the data directory if it is not there, and acquire its lock. Raises ConfigError for one that cannot be used,
-    StoreFullError for one that has no room now, and what `acquire` raises."""
+    StoreFullError for one that has no room now, StoreFailedError where the disk fails, and what `acquire` raises."""
     directory = config.directory
     try:
         require_directories(config)
@@ -245,6 +245,9 @@ def take_directory(config: Config, acquire: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise refused(f"the data directory {directory} cannot be opened now: {error}", error) from error
+        if error.errno == errno.EIO:
+            what = f"the data directory {directory} cannot be opened now: {error}; see to the disk and try again"
+            raise StoreFailedError(what) from error
         reason = "nothing can be made there" if error.errno == errno.ENOENT else f"{error.strerror} ({error.filename})"
         how = " with `directory:`" if config.file is not None else ""
         raise ConfigError(
