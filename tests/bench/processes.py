@@ -23,7 +23,6 @@ import asyncio
 import json
 import sqlite3
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +34,8 @@ from typing import Any, Final
 
 import anabranch
 import anabranch.aio
+
+from .working import worked
 
 BODY: Final = b"x" * 200
 BURST: Final = 4000
@@ -240,29 +241,20 @@ def measure(peer: str, work: str, processes: int, seconds: float, durable: bool,
     """Return what a run has come to."""
     with tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True) as directory:
         where, server = PEERS[peer].begin(Path(directory), durable)
-        command = [sys.executable, "-m", __spec__.name, "--worker", peer, where, work, str(seconds)]
-        workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for _ in range(processes)
-        ]
-        try:
-            for worker in workers:
-                assert worker.stdout is not None
-                worker.stdout.readline()
+        looks = list[float]()
+
+        def look() -> None:
             owner = PEERS[peer].owner(server)
-            before = processor_seconds(owner) if owner is not None else 0.0
-            for worker in workers:
-                assert worker.stdin is not None
-                worker.stdin.write("\n")
-                worker.stdin.flush()
-            count = sum(int(worker.stdout.readline()) for worker in workers if worker.stdout is not None)
-            used = processor_seconds(owner) - before if owner is not None else 0.0
+            if owner is not None:
+                looks.append(processor_seconds(owner))
+
+        try:
+            told = worked(__spec__.name, [[peer, where, work, str(seconds)]] * processes, look)
         finally:
-            for worker in workers:
-                worker.communicate()
             server.close()
+    count = sum(map(int, told))
     line = {"peer": peer, "work": work, "processes": processes, "durable": durable, "per_second": count / seconds}
-    return line | ({"owner_us": used / count * 1e6} if owner is not None and count else {})
+    return line | ({"owner_us": (looks[1] - looks[0]) / count * 1e6} if looks and count else {})
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -127,9 +127,22 @@ def timed_calls(call: Callable[[Any], object], argument: Any, count: int) -> arr
     return latencies
 
 
+def timed_in_threads(run: Run, peer: Any, calls: Sequence[Callable[[Any], object]], argument: Any) -> Result:
+    """A thread for each of the calls, and the time of each; the peer is closed."""
+    each = run.n // run.threads
+    taken: list[array[int]] = [array("q")] * run.threads
+
+    def work(number: int) -> None:
+        taken[number] = timed_calls(calls[number], argument, each)
+
+    seconds = in_threads(run.threads, work)
+    peer.close()
+    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
+
+
 def send_sync(run: Run) -> Result:
     peer = opened(run, durable=True, messages=run.n, payload_bytes=DURABLE_BYTES)
-    return _sent_durably(run, peer, [peer.sender() for _ in range(run.threads)])
+    return timed_in_threads(run, peer, [peer.sender() for _ in range(run.threads)], body(DURABLE_BYTES))
 
 
 def send_sync_apart(run: Run) -> Result:
@@ -139,35 +152,15 @@ def send_sync_apart(run: Run) -> Result:
     for send in senders:
         send(body(DURABLE_BYTES))  # as in `opened`
     os.sync()
-    return _sent_durably(run, peer, senders)
-
-
-def _sent_durably(run: Run, peer: Any, senders: Sequence[Callable[[bytes], object]]) -> Result:
-    message, each = body(DURABLE_BYTES), run.n // run.threads
-    taken: list[array[int]] = [array("q")] * run.threads
-
-    def work(number: int) -> None:
-        taken[number] = timed_calls(senders[number], message, each)
-
-    seconds = in_threads(run.threads, work)
-    peer.close()
-    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
+    return timed_in_threads(run, peer, senders, body(DURABLE_BYTES))
 
 
 def sql_send(run: Run) -> Result:
     peer = run.peer.sql(run.directory)
-    message, each = body(DURABLE_BYTES), run.n // run.threads
     senders = [peer.sender() for _ in range(run.threads)]
     for send in senders:
-        send(message)  # connections are made, which is not what is measured
-    taken: list[array[int]] = [array("q")] * run.threads
-
-    def work(number: int) -> None:
-        taken[number] = timed_calls(senders[number], message, each)
-
-    seconds = in_threads(run.threads, work)
-    peer.close()
-    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
+        send(body(DURABLE_BYTES))  # connections are made, which is not what is measured
+    return timed_in_threads(run, peer, senders, body(DURABLE_BYTES))
 
 
 def send_nosync(run: Run) -> Result:
@@ -216,7 +209,8 @@ def send_ack_nosync(run: Run) -> Result:
 
 def tx_single_store(run: Run) -> Result:
     peer = opened(run, durable=True, messages=run.n * TRANSACTION, payload_bytes=DURABLE_BYTES)
-    return _transactions(run, peer, [peer.transaction() for _ in range(run.threads)])
+    bodies = [body(DURABLE_BYTES)] * TRANSACTION
+    return timed_in_threads(run, peer, [peer.transaction() for _ in range(run.threads)], bodies)
 
 
 def tx_cross_store(stores: int) -> Callable[[Run], Result]:
@@ -225,22 +219,11 @@ def tx_cross_store(stores: int) -> Callable[[Run], Result]:
     def cross(run: Run) -> Result:
         peer = opened(run, durable=True, messages=run.n * TRANSACTION, payload_bytes=DURABLE_BYTES)
         commits = [peer.cross_transaction(stores) for _ in range(run.threads)]
-        commits[0]([body(DURABLE_BYTES)] * TRANSACTION)  # makes the stores
-        return _transactions(run, peer, commits)
+        bodies = [body(DURABLE_BYTES)] * TRANSACTION
+        commits[0](bodies)  # makes the stores
+        return timed_in_threads(run, peer, commits, bodies)
 
     return cross
-
-
-def _transactions(run: Run, peer: Any, commits: list[Callable[[list[bytes]], None]]) -> Result:
-    bodies, each = [body(DURABLE_BYTES)] * TRANSACTION, run.n // run.threads
-    taken: list[array[int]] = [array("q")] * run.threads
-
-    def work(number: int) -> None:
-        taken[number] = timed_calls(commits[number], bodies, each)
-
-    seconds = in_threads(run.threads, work)
-    peer.close()
-    return Result(seconds, each * run.threads, DURABLE_BYTES, [ns for part in taken for ns in part])
 
 
 def filled(run: Run) -> None:

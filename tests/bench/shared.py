@@ -24,7 +24,6 @@ import contextlib
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ import psycopg
 import anabranch
 
 from ..sql.server import SETTINGS, PostgresServer
+from .working import worked
 
 BODY: Final = b"x" * 200
 BATCH: Final = 50
@@ -242,25 +242,8 @@ def run_worker(peer: str, url: str, work: str, batch: int, seconds: float) -> No
 
 def run(peer: str, url: str, works: list[tuple[str, int]], seconds: float) -> list[list[Any]]:
     """Do each of these in a process; return what each has printed."""
-    command = [sys.executable, "-m", __spec__.name, "--worker", peer, url]
-    workers = [
-        subprocess.Popen(
-            [*command, work, str(batch), str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for work, batch in works
-    ]
-    try:
-        for worker in workers:
-            assert worker.stdout is not None
-            worker.stdout.readline()
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write("\n")
-            worker.stdin.flush()
-        return [json.loads(worker.stdout.readline()) for worker in workers if worker.stdout is not None]
-    finally:
-        for worker in workers:
-            worker.communicate()
+    told = worked(__spec__.name, [[peer, url, work, str(batch), str(seconds)] for work, batch in works])
+    return [json.loads(line) for line in told]
 
 
 class Database:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,31 +44,30 @@ def test_every_peer_runs_what_it_has(scenario: str, peer: str, tmp_path: Path) -
     )
 
 
+def ran(module: str, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+
+
+def lines_of(run: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
 def test_anabranch_has_every_scenario() -> None:
     assert all(not left_out(scenario, ["anabranch"]) for scenario in SCENARIOS)
 
 
 def test_the_command_prints_a_line_for_each_run_and_a_table_at_the_end(tmp_path: Path) -> None:
     options = ["--scenario", "send-nosync,send-many", "--peers", "lmdb,huey", "--n", "50", "--rounds", "2"]
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.bench", *options, "--dir", tmp_path / "bench"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
-    )
+    run = ran("tests.bench", *options, "--dir", tmp_path / "bench")
     assert run.returncode in {0, 2}, run.stderr
     if run.returncode == 2:  # the temporary directory of this machine is in memory, and the command says so
         assert "in memory" in run.stderr
         return
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert [(line["scenario"], line["peer"]) for line in lines] == [
-        ("send-nosync", "lmdb"),
-        ("send-nosync", "huey"),
-        ("send-nosync", "huey"),
-        ("send-nosync", "lmdb"),
-        ("send-many", "lmdb"),
-        ("send-many", "lmdb"),
-    ]
+    lines = lines_of(run)
+    turns = [("send-nosync", peer) for peer in ("lmdb", "huey", "huey", "lmdb")] + [("send-many", "lmdb")] * 2
+    assert [(line["scenario"], line["peer"]) for line in lines] == turns
     assert list(lines[0]) == [
         *["peer", "scenario", "n", "payload_bytes", "threads", "seconds", "per_second", "p50_us", "p99_us"]
     ]
@@ -75,46 +75,36 @@ def test_the_command_prints_a_line_for_each_run_and_a_table_at_the_end(tmp_path:
     assert not list((tmp_path / "bench").iterdir()), "each run removes its directory"
 
 
-def test_what_the_usage_log_costs_is_told(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.usage",
-        "--rounds",
-        "1",
-        "--pairs",
-        "20",
-        "--directory",
-        str(tmp_path),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["processor time", "time on the clock"]
-
-
-def test_what_compaction_costs_senders_is_told(tmp_path: Path) -> None:
-    options = ["--rounds", "1", "--sends", "100", "--threads", "2", "--segment-bytes", "65536"]
-    command = [sys.executable, "-m", "tests.bench.compaction", *options, "--directory", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [line.partition(":")[0] for line in run.stdout.splitlines()] == ["kept", "reclaimed", "compacted"]
+@pytest.mark.parametrize(
+    ("module", "options", "told"),
+    [
+        ("usage", ["--pairs", 20], ["processor time", "time on the clock"]),
+        (
+            "compaction",
+            ["--sends", 100, "--threads", 2, "--segment-bytes", 65536],
+            ["kept", "reclaimed", "compacted"],
+        ),
+    ],
+)
+def test_what_it_costs_is_told(tmp_path: Path, module: str, options: list[object], told: list[str]) -> None:
+    run = ran(f"tests.bench.{module}", "--rounds", 1, *options, "--directory", tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert [line.partition(":")[0] for line in run.stdout.splitlines()] == told
 
 
 def test_the_shared_store_is_measured_beside_pgmq() -> None:
     options = ["--peers", "anabranch,pgmq", "--processes", "1", "--rounds", "1", "--seconds", "0.1"]
-    more = ["--work", "take50,wake", "--dir", str(in_memory() or "/tmp")]
-    command = [sys.executable, "-m", "tests.bench.shared", *options, *more]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    lines = lines_of(ran("tests.bench.shared", *options, "--work", "take50,wake", "--dir", in_memory() or "/tmp"))
     wanted = [(peer, work) for work in ("take", "wake") for peer in ("anabranch", "pgmq")]
     assert [(line["peer"], line["work"]) for line in lines] == wanted
-    assert all(line.get("per_second", line.get("p50_ms")) > 0 for line in lines)
+    assert all(line.get("per_second", line.get("p50_ms", 0)) > 0 for line in lines)
 
 
 def test_the_hosts_are_measured_beside_what_they_bring(tmp_path: Path) -> None:
     """In this environment huey is the only one."""
     options = ["--hosts", "huey,kombu", "--backends", "anabranch,FileHuey no sync", "--count", "5", "--rounds", "1"]
-    command = [sys.executable, "-m", "tests.bench.hosts", *options, "--dir", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    run = ran("tests.bench.hosts", *options, "--dir", tmp_path)
+    lines = lines_of(run)
     wanted = [(peer, work) for peer in ("anabranch", "FileHuey no sync") for work in ("huey-send", "huey-work")]
     assert [(line["peer"], line["scenario"]) for line in lines] == wanted
     assert all(line["per_second"] > 0 for line in lines)
@@ -123,12 +113,8 @@ def test_the_hosts_are_measured_beside_what_they_bring(tmp_path: Path) -> None:
 
 def test_the_ratio_says_how_many_times_a_peer_anabranch_is() -> None:
     def line(peer: str, per_second: float) -> dict[str, object]:
-        return {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1} | {
-            "per_second": per_second,
-            "seconds": 0.5,
-            "p50_us": None,
-            "p99_us": None,
-        }
+        line = {"peer": peer, "scenario": "s", "n": 1, "payload_bytes": 1, "threads": 1, "per_second": per_second}
+        return line | {"seconds": 0.5, "p50_us": None, "p99_us": None}
 
     lines = [line("anabranch", speed) for speed in (100.0, 300.0, 200.0)] + [line("lmdb", 50.0)]
     rows = report.table(lines).splitlines()
@@ -148,9 +134,7 @@ def test_the_table_of_the_page_has_the_medians_and_the_best_peer() -> None:
 
 
 def test_the_command_prints_the_table_of_the_page(tmp_path: Path) -> None:
-    options = ["--rows", "send-many,import", "--rounds", "1", "--scale", "0.0001", "--dir", str(tmp_path)]
-    command = [sys.executable, "-m", "tests.bench.page", *options]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2])
+    run = ran("tests.bench.page", "--rows", "send-many,import", "--rounds", 1, "--scale", 0.0001, "--dir", tmp_path)
     assert run.returncode in {0, 2}, run.stderr
     if run.returncode == 0:  # else the temporary directory of this machine is in memory
         rows = [row.split(" | ") for row in run.stdout.splitlines()[4:]]

@@ -119,22 +119,6 @@ class ManyStores:
         self.close = self._router.close
 
 
-class AnabranchSplit:
-    name = "anabranch-split"
-
-    @staticmethod
-    def day(directory: Path) -> Day:
-        return Day(directory, SPLIT)
-
-
-class AnabranchCompacted:
-    name = "anabranch-compacted"
-
-    @staticmethod
-    def day(directory: Path) -> Day:
-        return Day(directory, {"all": [">"]}, 64 * 1024, compact_live_percent=80, compact_min_segments=1)
-
-
 class Routes:
     """A hundred stores to choose from, none of them open."""
 
@@ -189,4 +173,13 @@ class Day:
         self._router.close()
 
 
-PEERS = [Anabranch, AnabranchSplit, AnabranchCompacted]
+def _of_a_day(name: str, *stores: Any, **options: Any) -> type[Any]:
+    """A peer that has the toy maker's day alone."""
+    return type(name, (), {"name": name, "day": staticmethod(lambda directory: Day(directory, *stores, **options))})
+
+
+PEERS = [
+    Anabranch,
+    _of_a_day("anabranch-split", SPLIT),
+    _of_a_day("anabranch-compacted", {"all": [">"]}, 64 * 1024, compact_live_percent=80, compact_min_segments=1),
+]

@@ -36,38 +36,6 @@ class SqlStore:
             self._server.close()
 
 
-class SqliteAlone:
-    name = "anabranch-alone"
-
-    @staticmethod
-    def sql(directory: Path) -> SqlStore:
-        return SqlStore(directory, None, batch_operations_max=1)
-
-
-class Postgresql:
-    name = "anabranch-postgresql"
-
-    @staticmethod
-    def sql(directory: Path) -> SqlStore:
-        return SqlStore(directory, PostgresServer())
-
-
-class PostgresqlAlone:
-    name = "anabranch-postgresql-alone"
-
-    @staticmethod
-    def sql(directory: Path) -> SqlStore:
-        return SqlStore(directory, PostgresServer(), batch_operations_max=1)
-
-
-class Psycopg:
-    name = "psycopg"
-
-    @staticmethod
-    def sql(_directory: Path) -> Loop:
-        return Loop(PostgresServer())
-
-
 class Loop:
     """One table."""
 
@@ -92,4 +60,15 @@ class Loop:
         self._server.close()
 
 
-PEERS = [SqliteAlone, Postgresql, PostgresqlAlone, Psycopg]
+def _peer(name: str, sql: Callable[[Path], SqlStore | Loop]) -> type[Any]:
+    return type(name, (), {"name": name, "sql": staticmethod(sql)})
+
+
+PEERS = [
+    _peer("anabranch-alone", lambda directory: SqlStore(directory, None, batch_operations_max=1)),
+    _peer("anabranch-postgresql", lambda directory: SqlStore(directory, PostgresServer())),
+    _peer(
+        "anabranch-postgresql-alone", lambda directory: SqlStore(directory, PostgresServer(), batch_operations_max=1)
+    ),
+    _peer("psycopg", lambda _: Loop(PostgresServer())),
+]
