@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner, Result
 
 from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
 from anabranch.policies.advisor import (
     CurrentConfig,
     Recommendation,
+    UsageEvent,
     Workload,
     from_events,
     generate,
@@ -24,6 +28,8 @@ from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Re
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.statistics.operations import Operations
+from anabranch.policies.names.destination import Destination
+from anabranch.router.cli.app import app
 
 from ..kernels import compiled  # noqa: F401  a fixture
 
@@ -99,15 +105,37 @@ def in_force(stores: dict[str, list[str]], compact_live_percent: int = 50) -> Cu
     return CurrentConfig(Config("data", configured))
 
 
+def told(
+    steps: Iterable[Sequence[str]], times: Iterable[float] | None = None, body: int = 1000, size: int = 0
+) -> pa.Table:
+    """A trace of sends, with bodies of so many bytes, and acks: what, where, and the message's id; one a second."""
+    return from_events(
+        UsageEvent(seq, ts, op, name, identity, size, None, 1, None, body if op == "send" else None)
+        for seq, ((op, name, identity), ts) in enumerate(zip(steps, times or count(0.0), strict=False))
+    )
+
+
+def alike() -> pa.Table:
+    """Two queues of which nothing stays: there is nothing to gain."""
+    steps = [(op, f"queue://q{n % 2}", str(n)) for n in range(400) for op in ("send", "ack")]
+    return told(steps, count(0.0, 0.5), body=500, size=50)
+
+
+def store_of(config: Config, name: str) -> StoreConfig:
+    """The store that a destination is routed to."""
+    match = config.routes().route(Destination.parse(name))
+    assert match is not None
+    return match.target
+
+
+def run(*arguments: object) -> Result:
+    """A command of `anabranch`, in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
 def shape(name: str, duration: str = "1h") -> Workload:
     """One of the six, as a workload."""
-    return Workload.parse(f"name: {name}\nseed: 3\nduration: {duration}\n" + _dedent(_SHAPES[name]))
-
-
-def _dedent(text: str) -> str:
-    import textwrap
-
-    return textwrap.dedent(text)
+    return Workload.parse(f"name: {name}\nseed: 3\nduration: {duration}\n" + textwrap.dedent(_SHAPES[name]))
 
 
 @pytest.fixture(scope="session", autouse=True)

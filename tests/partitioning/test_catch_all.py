@@ -8,13 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from anabranch import Router
+from anabranch import Router, StoreConfig
 from anabranch.policies.activemq import write_mkahadb
 from anabranch.policies.advisor import (
     Recommendation,
     RecommendOptions,
-    UsageEvent,
-    from_events,
     generate,
     recommend,
     render_html,
@@ -24,9 +22,8 @@ from anabranch.policies.advisor.search.catch_all import catch_all_store
 from anabranch.policies.config import Config, loads
 from anabranch.policies.config.durability import Sync
 from anabranch.policies.config.options import JournalOptions
-from anabranch.policies.names.destination import Destination
 
-from .conftest import SEGMENT_BYTES, shape
+from .conftest import SEGMENT_BYTES, alike, shape, store_of
 
 OPTIONS = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local")
 
@@ -35,18 +32,8 @@ def written(answer: Recommendation, base: str = ".") -> Config:
     return loads(answer.stores_yaml(), Path(base))
 
 
-def store_of_unseen(config: Config) -> str:
-    match = config.routes().route(Destination.parse("queue://never.seen"))
-    assert match is not None
-    return match.target.name
-
-
-def alike() -> pa.Table:
-    events = []
-    for i in range(400):
-        events.append(UsageEvent(2 * i, float(i), "send", f"queue://q{i % 2}", str(i), 500, None, 1, None, 500))
-        events.append(UsageEvent(2 * i + 1, i + 0.5, "ack", f"queue://q{i % 2}", str(i), 50))
-    return from_events(events)
+def store_of_unseen(config: Config) -> StoreConfig:
+    return store_of(config, "queue://never.seen")
 
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
@@ -61,7 +48,7 @@ def test_a_store_of_its_own_takes_nothing_before_its_first_message(tmp_path: Pat
     answer = recommend(generate(shape("bursts")), OPTIONS)
     config = written(answer, str(tmp_path))
     assert len(answer.recommended.stores) > 1
-    assert store_of_unseen(config) == "rest"
+    assert store_of_unseen(config).name == "rest"
     for text in (render_text(answer), render_html(answer)):
         assert "And 1 more, rest, for what the trace did not show" in " ".join(text.split())
     with Router(config) as router:
@@ -80,7 +67,7 @@ def test_for_activemq_the_largest_store_takes_the_unseen_too(toymaker: pa.Table)
     assert len(config.stores) == 2
     bytes_of = {one.name: one.bytes for one in answer.destinations}
     largest = max(answer.recommended.stores, key=lambda store: sum(map(bytes_of.__getitem__, store.destinations)))
-    assert store_of_unseen(config) == largest.name
+    assert store_of_unseen(config).name == largest.name
     assert largest.filters == (">",)
     converted = write_mkahadb(config)
     assert not converted.notes
@@ -98,10 +85,9 @@ def test_where_no_more_stores_are_allowed_none_is_added() -> None:
 
 def test_the_unseen_syncs_as_it_was_told_to() -> None:
     for durability, sync in (({">": Sync.NEVER}, Sync.NEVER), ({"q0": Sync.NEVER}, Sync.ALWAYS)):
-        config = written(recommend(alike(), replace(OPTIONS, durability=durability)))
-        store = next(store for store in config.stores if store.name == store_of_unseen(config))
-        assert isinstance(store.options, JournalOptions)
-        assert store.options.sync is sync
+        options = store_of_unseen(written(recommend(alike(), replace(OPTIONS, durability=durability)))).options
+        assert isinstance(options, JournalOptions)
+        assert options.sync is sync
     (store,) = written(recommend(alike(), replace(OPTIONS, durability={">": Sync.NEVER}))).stores
     assert store.match == (">",)
 

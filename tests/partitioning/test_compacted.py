@@ -15,18 +15,16 @@ from anabranch.adapters.journal import JournalStore
 from anabranch.adapters.journal.compaction import Compactor
 from anabranch.adapters.journal.encoding import ACK_PAYLOAD, SEND_OVERHEAD
 from anabranch.adapters.wal import format as w
-from anabranch.policies.advisor import UsageEvent
 from anabranch.policies.advisor.model.cost_model import CostModel
 from anabranch.policies.advisor.model.kernel import JournalRules
 from anabranch.policies.advisor.statistics.operations import build
 from anabranch.policies.advisor.statistics.sizes import JournalSizes
-from anabranch.policies.advisor.trace.table import from_events
 from anabranch.policies.compaction import choose
 
 from ..contract.disk import A, B, C, assert_whole, drain, take
 from ..journal.disk import JournalDisk
 from ..shares import Share
-from .conftest import measure
+from .conftest import measure, told
 from .reference import CompactingJournal
 
 SEGMENT = 64 * 1024
@@ -94,17 +92,8 @@ def test_the_same_files_after_each_step(
 
 def test_what_is_never_acked_is_copied_a_few_times() -> None:
     """One of 50 stays: without compaction every segment does."""
-    events: list[UsageEvent] = []
-
-    def add(op: str, name: str, identity: str) -> None:
-        body = 1000 if op == "send" else None
-        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))
-
-    for n in range(5000):
-        add("send", "queue://a", f"{n}")
-        if n % 50:
-            add("ack", "queue://a", f"{n}")
-    operations = build(from_events(events))
+    steps = [(op, "queue://a", f"{n}") for n in range(5000) for op in ("send", "ack") if op == "send" or n % 50]
+    operations = build(told(steps))
     plain = measure(operations, ((0,),), CostModel(SEGMENT, live_percent=0))
     use = measure(operations, ((0,),), CostModel(SEGMENT))
     pending = 100 * (1000 + SIZES.send_overhead)

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import anabranch
 from anabranch import Config, JournalOptions, MemoryOptions, StoreConfig, Sync
@@ -25,12 +25,11 @@ from anabranch.policies.advisor import (
 from anabranch.policies.advisor.trace.table import write_trace
 from anabranch.policies.config import load
 from anabranch.policies.errors import ConfigError
-from anabranch.policies.names.destination import Destination
-from anabranch.router.cli.app import app
 
-from .conftest import written
+from .conftest import run, store_of, told, written
 
 SEGMENT = 64 << 10
+JOURNAL = JournalOptions(segment_size=SEGMENT)
 FILE = """\
 directory: data
 create_directory: true
@@ -53,22 +52,14 @@ stores:
 """
 
 
-def usage(*, ledger: bool = True) -> list[UsageEvent]:
+def usage(*, ledger: bool = True) -> pa.Table:
     """`work` is quick; of `slow` nothing is acked."""
-    events: list[UsageEvent] = []
-
-    def add(op: str, name: str, identity: str) -> None:
-        body = 1000 if op == "send" else None
-        events.append(UsageEvent(len(events), float(len(events)), op, name, identity, 0, None, 1, None, body))
-
+    steps: list[tuple[str, str, str]] = []
     for number in range(3000):
-        add("send", "queue://work", f"w{number}")
-        add("ack", "queue://work", f"w{number}")
+        steps += [(op, "queue://work", f"w{number}") for op in ("send", "ack")]
         if number % 100 == 0:
-            add("send", "queue://slow", f"s{number}")
-            if ledger:
-                add("send", "queue://ledger.a", f"l{number}")
-    return events
+            steps += [("send", f"queue://{name}", f"{name}{number}") for name in ("slow", "ledger.a")[: 1 + ledger]]
+    return told(steps)
 
 
 @pytest.fixture
@@ -80,12 +71,16 @@ def current(tmp_path: Path) -> Path:
 
 def advice(current: CurrentConfig, **options: object) -> Recommendation:
     given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=current)
-    return recommend(from_events(usage()), replace(given, **options))  # type: ignore[arg-type]
+    return recommend(usage(), replace(given, **options))  # type: ignore[arg-type]
 
 
 def revised(answer: Recommendation, tmp_path: Path) -> Config:
     (path,) = [path for path in written(answer, tmp_path / "advice") if path.name == "stores.yaml"]
     return load(path)
+
+
+def beside(config: Config) -> RecommendOptions:
+    return RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config))
 
 
 @pytest.mark.parametrize("options", ["memory: {}", "sql: {}"])
@@ -95,7 +90,8 @@ def test_what_is_in_no_journal_is_in_no_figure(tmp_path: Path, options: str, mod
         "directory: data\nstores:\n- {name: all, match: ['>'], journal: {segment_size: 64KiB}}\n"
         f"- {{name: cache, match: [cache], {options}}}\n"
     )
-    current, events = CurrentConfig.load(tmp_path / "stores.yaml"), [e._replace(size=1000) for e in usage(ledger=False)]
+    current = CurrentConfig.load(tmp_path / "stores.yaml")
+    events = [UsageEvent(**row)._replace(size=1000) for row in usage(ledger=False).to_pylist()]
     cached = [e._replace(destination="queue://cache", message_id=f"c{e.seq}", op="send") for e in events[:600]]
     found = []
     for given in ([], cached):
@@ -112,17 +108,21 @@ def test_what_is_in_no_journal_is_in_no_figure(tmp_path: Path, options: str, mod
     assert (cache.name, cache.peak_bytes, cache.written_bytes) == ("cache", 0, 0)
 
 
+def recommended(tmp_path: Path, table: pa.Table, *more: object) -> None:
+    """By the command, of a trace beside the configuration in force."""
+    write_trace(table, tmp_path / "usage.parquet")
+    given = ["--trace", tmp_path / "usage.parquet", "--current", tmp_path / "stores.yaml", *more]
+    result = run("recommend", *given, "--engine", "local", "--out", tmp_path / "advice")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_of_several_sizes_in_force_that_of_most_bytes_is_taken(tmp_path: Path) -> None:
     text = (
         "directory: data\nstores:\n- {name: main, match: [work], journal: {segment_size: 64KiB}}\n"
         "- {name: rest, match: ['>'], journal: {segment_size: 64MiB}}\n"
     )
     (tmp_path / "stores.yaml").write_text(text)
-    write_trace(from_events(usage(ledger=False)), tmp_path / "usage.parquet")
-    arguments = ["recommend", "--trace", tmp_path / "usage.parquet", "--current", tmp_path / "stores.yaml",
-                 "--engine", "local", "--out", tmp_path / "advice"]  # fmt: skip
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert (result.exit_code, result.stderr) == (0, "")
+    recommended(tmp_path, usage(ledger=False))
     answer = json.loads((tmp_path / "advice" / "recommendation.json").read_text())
     assert answer["recommended"]["segment_bytes"] == 64 << 10
     (found,) = [finding for finding in answer["findings"] if finding["code"] == "segment-sizes"]
@@ -133,23 +133,13 @@ def test_of_several_sizes_in_force_that_of_most_bytes_is_taken(tmp_path: Path) -
     assert [one.model_dump()["segment_size"] for one in sizes] == [64 << 10, 64 << 20], "each stays as it is"
 
 
-def store_of(config: Config, name: str) -> StoreConfig:
-    match = config.routes().route(Destination.parse(name))
-    assert match is not None
-    return match.target
-
-
 def test_secrets_of_the_file_in_force_need_not_be_set(
     current: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = "sql: {url_env: LEDGER_URL, password_env: LEDGER_PASSWORD}"
     text = FILE.replace("sql: {}", ledger)
     current.write_text(f"{text}  - {{name: other, match: [other], sql: {{url_env: OTHER_URL}}}}\n")
-    write_trace(from_events(usage()), tmp_path / "usage.parquet")
-    arguments = ["recommend", "--trace", tmp_path / "usage.parquet", "--current", current, "--segment-size", SEGMENT,
-                 "--engine", "local", "--out", tmp_path / "advice"]  # fmt: skip
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert (result.exit_code, result.stderr) == (0, "")
+    recommended(tmp_path, usage(), "--segment-size", SEGMENT)
     written = yaml.safe_load((tmp_path / "advice" / "stores.yaml").read_text())
     stores = {store["name"]: store for store in written["stores"]}
     assert stores["ledger"]["sql"] == {"url_env": "LEDGER_URL", "password_env": "LEDGER_PASSWORD"}
@@ -210,23 +200,17 @@ def test_policies_come_from_the_stores_unless_they_are_given(current: Path, tmp_
 
 
 def test_stores_with_other_options_are_not_joined(tmp_path: Path) -> None:
-    events = [
-        UsageEvent(n, float(n), "send", f"queue://{'ab'[n % 2]}", str(n), 0, None, 1, None, 100)  # nothing is acked
-        for n in range(100)
-    ]
+    sent = told([("send", f"queue://{'ab'[n % 2]}", str(n)) for n in range(100)], body=100)  # nothing is acked
     for other, joined in ((JournalOptions(priorities=True), False), (JournalOptions(pool_files=1), True)):
         config = Config(tmp_path / "data", [StoreConfig("a", ["a"]), StoreConfig("b", ["b"], journal=other)])
         given = RecommendOptions(engine="local", current=CurrentConfig(config))
-        assert (len(recommend(from_events(events), given).recommended.stores) == 1) is joined
+        assert (len(recommend(sent, given).recommended.stores) == 1) is joined
 
 
 def test_a_configuration_that_is_best_is_left_as_it_is(tmp_path: Path) -> None:
-    stores = [
-        StoreConfig(n, m, journal=JournalOptions(segment_size=SEGMENT)) for n, m in (("a", ["slow"]), ("b", [">"]))
-    ]
+    stores = [StoreConfig(name, match, journal=JOURNAL) for name, match in (("a", ["slow"]), ("b", [">"]))]
     config = Config(tmp_path / "data", stores)
-    table = from_events(usage(ledger=False))
-    answer = recommend(table, RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config)))
+    answer = recommend(usage(ledger=False), beside(config))
     assert render_text(answer).startswith("Leave it as it is: the journals take ")
     assert revised(answer, tmp_path) == config
 
@@ -249,16 +233,10 @@ def test_what_costs_less_and_is_not_possible_is_no_alternative(tmp_path: Path) -
 
 def test_where_filters_would_take_others_along_names_are_written(tmp_path: Path) -> None:
     """All of a.> is in one store, and what is quick of it is to leave."""
-    events = [
-        UsageEvent(2 * n + k, float(2 * n + k), op, f"queue://a.{n % 3}", str(n), 0, None, 1, None, 1000)
-        for n in range(3000)
-        for k, op in enumerate(("send", "ack"))
-        if op == "send" or n % 3
-    ]
-    options = JournalOptions(segment_size=SEGMENT)
-    config = Config(tmp_path / "data", [StoreConfig("a", ["queue://a.>"], journal=options), StoreConfig("b", [">"])])
-    given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config))
-    answer = recommend(from_events(events), given)
+    both = ("send", "ack")
+    steps = [(op, f"queue://a.{n % 3}", str(n)) for n in range(3000) for op in both if op == "send" or n % 3]
+    config = Config(tmp_path / "data", [StoreConfig("a", ["queue://a.>"], journal=JOURNAL), StoreConfig("b", [">"])])
+    answer = recommend(told(steps), beside(config))
     after = revised(answer, tmp_path)
     for store in answer.recommended.stores:
         assert len({store_of(after, name).name for name in store.destinations}) == 1
@@ -267,10 +245,8 @@ def test_where_filters_would_take_others_along_names_are_written(tmp_path: Path)
 
 
 def test_destinations_with_a_store_each_stay_so_or_move_out(tmp_path: Path) -> None:
-    options = JournalOptions(segment_size=SEGMENT)
-    config = Config(tmp_path / "data", [StoreConfig("each", [">"], per_destination=True, journal=options)])
-    given = RecommendOptions(segment_bytes=SEGMENT, engine="local", current=CurrentConfig(config))
-    answer = recommend(from_events(usage(ledger=False)), given)
+    config = Config(tmp_path / "data", [StoreConfig("each", [">"], per_destination=True, journal=JOURNAL)])
+    answer = recommend(usage(ledger=False), beside(config))
     assert [store.destinations for store in answer.candidate("current").stores] == [
         ("queue://slow",),
         ("queue://work",),
@@ -280,8 +256,7 @@ def test_destinations_with_a_store_each_stay_so_or_move_out(tmp_path: Path) -> N
 
 
 def test_the_best_of_several_sizes_is_taken() -> None:
-    table = from_events(usage())
-    given = RecommendOptions(engine="local")
+    table, given = usage(), RecommendOptions(engine="local")
     stages: list[tuple[str, float]] = []
     answer = recommend_best(table, given, [SEGMENT, 1 << 20], lambda stage, share: stages.append((stage, share)))
     assert [stages.count(begun) for begun in (("read", 1.0), ("summarise", 0.0), ("picture", 0.0))] == [1, 2, 1]

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
 from anabranch.policies.advisor.spark.hadoop import file_system
 from anabranch.policies.advisor.workload.files import write_workload
 from anabranch.policies.errors import ConfigError, SparkError
-from anabranch.router.cli.app import app
+
+from .conftest import run
 
 TEXTS = {"one": "1\n", "two": "ü" * 3000, "three": ""}
 WORKLOAD = """
@@ -39,10 +39,6 @@ def url(spark: Any, tmp_path: Path) -> str:
     )
     (tmp_path / "there").mkdir()
     return f"viewfs://{name}/data"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 def files(directory: Path) -> dict[str, str]:

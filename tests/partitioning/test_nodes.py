@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 from jsonschema import Draft202012Validator
 
 import anabranch
@@ -34,19 +34,14 @@ from anabranch.policies.advisor.trace.table import read_trace
 from anabranch.policies.config import load, loads
 from anabranch.policies.config.durability import Sync
 from anabranch.policies.errors import TraceError
-from anabranch.router.cli.app import app
 
 from ..model import FAST
 from ..taking import take
-from .conftest import SEGMENT_BYTES, in_force
+from .conftest import SEGMENT_BYTES, in_force, run
 from .test_spark import assert_engines_agree, assert_rows_agree, assert_same, both, divisions
 
 Step = tuple[float, str, str, str, str]
 """A time, a node, send or ack, a destination, and a message's id."""
-
-
-def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def traced(steps: Sequence[Step], ahead: Mapping[str, float] | None = None, size: int = 400) -> pa.Table:

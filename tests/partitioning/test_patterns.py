@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,52 +15,50 @@ NAMES = st.lists(SEGMENTS, min_size=1, max_size=4).map(".".join).filter(bool)
 DESTINATIONS = st.builds(str.__add__, st.sampled_from(["queue://", "topic://"]), NAMES)
 
 
+@pytest.mark.parametrize("catch_all", [None, 0])
 @given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
-def test_every_destination_goes_to_its_store(store_of: dict[str, int]) -> None:
+def test_every_destination_goes_to_its_store(catch_all: int | None, store_of: dict[str, int]) -> None:
+    """A store that takes all others has no other filter: ActiveMQ knows none beside it; and the others' must leave it
+    what is its own."""
     stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]
-    found = filters(stores)
-    table = RouteTable([(">", -1), *((text, n) for n, texts in enumerate(found) for text in texts)])
+    found = filters(stores, catch_all)
+    rest = [] if catch_all is not None else [(">", -1)]
+    table = RouteTable([*rest, *((text, n) for n, texts in enumerate(found) for text in texts)])
     for name, number in store_of.items():
         match = table.route(Destination.parse(name))
         assert match is not None
         assert match.target == number
-    for names, texts in zip(stores, found, strict=True):
-        assert len(texts) <= len(names)
+    for number, (names, texts) in enumerate(zip(stores, found, strict=True)):
+        assert texts == [">"] if number == catch_all else len(texts) <= len(names)
 
 
-@given(st.dictionaries(DESTINATIONS, st.integers(0, 3), min_size=1, max_size=25))
-def test_a_store_that_takes_all_others_has_no_other_filter(store_of: dict[str, int]) -> None:
-    """ActiveMQ knows no filter beside it; and the others' must leave it what is its own."""
-    stores = [sorted(name for name, number in store_of.items() if number == n) for n in range(4)]
-    found = filters(stores, catch_all=0)
-    assert found[0] == [">"]
-    table = RouteTable([(text, n) for n, texts in enumerate(found) for text in texts])
-    for name, number in store_of.items():
-        match = table.route(Destination.parse(name))
-        assert match is not None
-        assert match.target == number
-    for names, texts in list(zip(stores, found, strict=True))[1:]:
-        assert len(texts) <= len(names)
+@pytest.mark.parametrize(
+    ("stores", "catch_all", "found"),
+    [
+        pytest.param(
+            [["a.x", "b"], ["a.y", "a.z"], ["c.x", "c.y"]], 0, [[">"], ["a.y", "a.z"], ["c.>"]], id="beside-catch-all"
+        ),
+        pytest.param(
+            [["telemetry.press", "telemetry.paint"], ["orders.custom"]],
+            None,
+            [["telemetry.>"], ["orders.custom"]],
+            id="a-prefix-takes-its-like-along",
+        ),
+        pytest.param([["a.x", "a.y", "a.z", "a"], ["a.w"]], None, [["a.>"], ["a.w"]], id="an-exception-is-cheaper"),
+        pytest.param(
+            [["eu.new", "us.new"], ["eu.old", "us.old"]], None, [["*.new"], ["*.old"]], id="one-segment-is-merged"
+        ),
+        pytest.param([["a"], ["topic://a"]], None, [["a"], ["topic://a"]], id="kinds-are-kept-apart"),
+        pytest.param([["a", "b.c"]], None, [["a", "b.c"]], id="the-root-is-left-to-the-catch-all"),
+    ],
+)
+def test_filters_are_few(stores: list[list[str]], catch_all: int | None, found: list[list[str]]) -> None:
+    """Names and filters without a scheme are a queue's."""
 
+    def whole(texts: list[str]) -> list[str]:
+        return [text if "://" in text or text == ">" else f"queue://{text}" for text in texts]
 
-def test_what_the_catch_all_holds_is_in_nobodys_way() -> None:
-    stores = [["queue://a.x", "queue://b"], ["queue://a.y", "queue://a.z"], ["queue://c.x", "queue://c.y"]]
-    assert filters(stores, catch_all=0) == [[">"], ["queue://a.y", "queue://a.z"], ["queue://c.>"]]
-
-
-def test_a_prefix_takes_its_like_along() -> None:
-    stores = [["queue://telemetry.press", "queue://telemetry.paint"], ["queue://orders.custom"]]
-    assert filters(stores) == [["queue://telemetry.>"], ["queue://orders.custom"]]
-
-
-def test_an_exception_costs_less_than_a_list() -> None:
-    stores = [["queue://a.x", "queue://a.y", "queue://a.z", "queue://a"], ["queue://a.w"]]
-    assert filters(stores) == [["queue://a.>"], ["queue://a.w"]]
-
-
-def test_what_differs_in_one_segment_is_merged() -> None:
-    stores = [["queue://eu.new", "queue://us.new"], ["queue://eu.old", "queue://us.old"]]
-    assert filters(stores) == [["queue://*.new"], ["queue://*.old"]]
+    assert filters([*map(whole, stores)], catch_all) == [*map(whole, found)]
 
 
 def test_no_merge_that_takes_anothers() -> None:
@@ -67,14 +66,6 @@ def test_no_merge_that_takes_anothers() -> None:
     found = filters(stores)
     assert "queue://cn.new" in found[1]
     assert found[0] == ["queue://*.new"]
-
-
-def test_kinds_are_kept_apart() -> None:
-    assert filters([["queue://a"], ["topic://a"]]) == [["queue://a"], ["topic://a"]]
-
-
-def test_everything_in_one_store_leaves_the_root_to_the_catch_all() -> None:
-    assert filters([["queue://a", "queue://b.c"]]) == [["queue://a", "queue://b.c"]]
 
 
 def test_deep_names_and_many_of_them() -> None:

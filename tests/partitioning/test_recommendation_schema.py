@@ -7,18 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from anabranch.policies.advisor import RecommendOptions, UsageEvent, from_events, generate, recommend, recommend_best
 from anabranch.policies.config.durability import Sync
-from anabranch.router.cli.app import app
 
-from .conftest import SEGMENT_BYTES, in_force, shape
+from .conftest import SEGMENT_BYTES, in_force, run, shape
 
 
 def printed() -> Any:
-    result = CliRunner().invoke(app, ["schema", "recommendation"])
+    result = run("schema", "recommendation")
     assert (result.exit_code, result.stderr) == (0, "")
     return json.loads(result.stdout)
 

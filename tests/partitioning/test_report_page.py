@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from anabranch.policies.advisor import UsageEvent, from_events, recommend
+from anabranch.policies.advisor import recommend
 from anabranch.policies.advisor.advice.options import RecommendOptions
 
-from .conftest import SEGMENT_BYTES, written
+from .conftest import SEGMENT_BYTES, told, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -60,20 +60,15 @@ _CONTRAST = """() => {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a trace whose names were chosen to break it; twelve destinations, the first two slow."""
-    events = []
-    pending: list[tuple[float, str, str]] = []
+    made = []
     for i in range(3000):
-        name = HOSTILE[i % len(HOSTILE)]
-        now = 1767571200.0 + i
-        events.append((now, "send", name, str(i)))
-        pending.append((now + (40 * 60 if i % 12 < 2 else 5.5), name, str(i)))
-    merged = sorted([*events, *((at, "ack", name, key) for at, name, key in pending)])
-    rows = [
-        UsageEvent(seq, at, op, name, key, 60, None, 1, None, 900 if op == "send" else None)
-        for seq, (at, op, name, key) in enumerate(merged)
-    ]
+        name, now = HOSTILE[i % len(HOSTILE)], 1767571200.0 + i
+        made.append((now, "send", name, str(i)))
+        made.append((now + (40 * 60 if i % 12 < 2 else 5.5), "ack", name, str(i)))
+    made.sort()
+    table = told([step for _, *step in made], [at for at, *_ in made], body=900, size=60)
     options = RecommendOptions(segment_bytes=SEGMENT_BYTES, engine="local", compact_live_percent=0)
-    return written(recommend(from_events(rows), options), tmp_path_factory.mktemp("report"))[3]
+    return written(recommend(table, options), tmp_path_factory.mktemp("report"))[3]
 
 
 @pytest.fixture(scope="module", params=sorted(VIEWS))

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from anabranch.policies.advisor import Recommendation, RecommendOptions, Workload, generate, recommend
+from anabranch.policies.advisor import RecommendOptions, Workload, generate, recommend
 from anabranch.policies.advisor.job import WORTH
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition
 from anabranch.policies.advisor.model.evaluate import SetCosts, mask_members
 from anabranch.policies.advisor.search.alike import cells
 from anabranch.policies.advisor.search.confirm import ExactCosts
 from anabranch.policies.advisor.search.search import Constraints, keeps, ladder, search
-from anabranch.policies.advisor.statistics.operations import Operations, build
-from anabranch.policies.advisor.statistics.sizes import Model
+from anabranch.policies.advisor.statistics.operations import build
+from anabranch.policies.advisor.statistics.sizes import MODELS, Model
 from anabranch.policies.advisor.statistics.summary import Summary, retention_quantile, summarise
 from anabranch.policies.errors import ConfigError
 
@@ -41,14 +41,13 @@ def partitions(width: int) -> Iterator[list[int]]:
     return extend([], 0)
 
 
-def optimum(operations: Operations, summary: Summary) -> float:
-    """The least exact cost of all partitionings."""
-    exact = ExactCosts(summary, operations, COSTS)
-    return min(sum(exact.cost(store) for store in stores) for stores in partitions(len(operations.destinations)))
-
-
-def assert_good(answer: Recommendation, optimum: float) -> None:
+def assert_good(table: pa.Table, model: Model) -> None:
     """What costs least was found, and is recommended, unless it saves too little for that."""
+    operations = build(table, model=model)
+    exact = ExactCosts(summarise(operations, SEGMENT_BYTES), operations, COSTS)
+    optimum = min(sum(exact.cost(store) for store in stores) for stores in partitions(len(operations.destinations)))
+    options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")
+    answer = recommend(table, options)
     assert min(candidate.cost for candidate in answer.candidates) <= optimum * 1.005
     together, apart = answer.candidate("all-together"), answer.candidate("all-separate")
     if answer.recommended.stores == together.stores:
@@ -58,13 +57,9 @@ def assert_good(answer: Recommendation, optimum: float) -> None:
 
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
-def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], model: str) -> None:
+def test_within_half_a_percent_of_the_optimum(shaped: tuple[str, pa.Table], model: Model) -> None:
     """On the six shapes."""
-    _, table = shaped
-    operations = build(table, model=model)  # type: ignore[arg-type]
-    best = optimum(operations, summarise(operations, SEGMENT_BYTES))
-    options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
-    assert_good(recommend(table, options), best)
+    assert_good(shaped[1], model)
 
 
 def random_workload(seed: int) -> Workload:
@@ -91,12 +86,7 @@ def random_workload(seed: int) -> Workload:
 )
 def test_within_half_a_percent_on_random_workloads(seed: int) -> None:
     """On random ones."""
-    table = generate(random_workload(seed))
-    model = ("anabranch", "kahadb")[seed % 2]
-    operations = build(table, model=model)  # type: ignore[arg-type]
-    best = optimum(operations, summarise(operations, SEGMENT_BYTES))
-    options = RecommendOptions(model=model, segment_bytes=SEGMENT_BYTES, sync_rate=50_000.0, engine="local")  # type: ignore[arg-type]
-    assert_good(recommend(table, options), best)
+    assert_good(generate(random_workload(seed)), MODELS[seed % 2])
 
 
 @pytest.mark.parametrize("model", ["anabranch", "kahadb"])
@@ -142,15 +132,20 @@ class TableCosts:
         return float(1.0 + (at.max() - at.min()) * len(members) + jitter)
 
 
+def summary_of(destinations: int, rate: float) -> Summary:
+    """Of so many destinations, of thirty speeds."""
+    loads = "\n".join(
+        f"  - {{name: queue://q{i:02}, arrival: {{poisson: {rate}}}, size: 500, "
+        f"consumer: {{lag: {{mean: {1.35 ** (i * 7 % 30)}}}}}}}"
+        for i in range(destinations)
+    )
+    return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
+
+
 @pytest.fixture(scope="module")
 def summary() -> Summary:
     """Of 30 destinations of all speeds."""
-    lags = [1.35 ** (i * 7 % 30) for i in range(30)]
-    loads = "\n".join(
-        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.2}}, size: 500, consumer: {{lag: {{mean: {lag}}}}}}}"
-        for i, lag in enumerate(lags)
-    )
-    return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
+    return summary_of(30, 0.2)
 
 
 def total(costs: SetCosts | TableCosts, partition: Partition) -> float:
@@ -220,12 +215,7 @@ def test_constraints_that_contradict_each_other(summary: Summary) -> None:
 @pytest.fixture(scope="module")
 def crowd() -> Summary:
     """Of 60 destinations: thirty habits, each of two destinations."""
-    lags = [1.35 ** (i * 7 % 30) for i in range(60)]
-    loads = "\n".join(
-        f"  - {{name: queue://q{i:02}, arrival: {{poisson: 0.1}}, size: 500, consumer: {{lag: {{mean: {lag}}}}}}}"
-        for i, lag in enumerate(lags)
-    )
-    return summarise(build(generate(Workload.parse(f"duration: 30m\ndestinations:\n{loads}"))), SEGMENT_BYTES)
+    return summary_of(60, 0.1)
 
 
 def test_more_destinations_than_are_searched_one_by_one(crowd: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
