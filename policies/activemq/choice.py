@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..names.destination import Kind
-from ..names.pattern import Pattern, escape
+from ..names.pattern import Pattern, escape, may_overlap
 
 Filter = tuple[Kind, str]
 """A kind, and a name in which whole segments may be `*`, or `>`."""
@@ -26,27 +26,13 @@ def ours(filter_: Filter) -> str:
     return kind.scheme + ".".join(escaped)
 
 
-def overlap(first: Filter, second: Filter) -> bool:
-    """Return whether a destination could match both."""
-    if first[0] is not second[0]:
-        return False
-    left, right = first[1].split("."), second[1].split(".")
-    for one, other in zip(left, right, strict=False):
-        if ">" in (one, other):
-            return True
-        if one != other and "*" not in (one, other):
-            return False
-    rest = left[len(right) :] or right[len(left) :]
-    return not rest or rest == [">"]
-
-
 def unsure(stores: Sequence[Sequence[Filter]]) -> Iterator[tuple[int, Filter, int, Filter]]:
     """Yield each pair of filters in two stores that may match one destination, where ActiveMQ may not choose like us.
     The filters are given by their stores' places: first the winner's store and filter by our order."""
-    every = [(place, one) for place, filters in enumerate(stores) for one in filters]
-    for other, theirs in [entry for entry in every if is_pattern(entry[1][1])]:  # a name loses to none
-        for place, mine in every:
-            if place == other or not overlap(mine, theirs) or not _beats(mine, theirs):
+    every = [(place, one, Pattern.parse(ours(one))) for place, filters in enumerate(stores) for one in filters]
+    for other, theirs, loser in [entry for entry in every if is_pattern(entry[1][1])]:  # a name loses to none
+        for place, mine, winner in every:
+            if place == other or not may_overlap(winner, loser) or not winner._key < loser._key:
                 continue
             if not _is_sure(stores[place], mine, stores[other]):
                 yield place, mine, other, theirs
@@ -55,10 +41,6 @@ def unsure(stores: Sequence[Sequence[Filter]]) -> Iterator[tuple[int, Filter, in
 def is_compacted(filter_: Filter) -> bool:
     """Return whether ActiveMQ takes a filter for another one: `a.*.>` for `a.>`."""
     return filter_[1].split(".")[-2:] == ["*", ">"]
-
-
-def _beats(mine: Filter, theirs: Filter) -> bool:
-    return Pattern.parse(ours(mine))._key < Pattern.parse(ours(theirs))._key
 
 
 def _is_sure(winners: Sequence[Filter], winner: Filter, losers: Sequence[Filter]) -> bool:
@@ -106,11 +88,7 @@ def _matches(filters: Sequence[Filter], names: Sequence[Filter]) -> bool:
 
 def _one_matches(pattern: list[str], path: list[str]) -> bool:
     if pattern[-1] == ">":
-        if len(path) >= len(pattern):
-            return all(_like(one, other) for one, other in zip(pattern[:-1], path, strict=False))
-        return len(path) == len(pattern) - 1 and all(
-            _like(one, other) for one, other in zip(pattern, path, strict=False)
-        )
+        return len(path) >= len(pattern) - 1 and all(map(_like, pattern[:-1], path))
     if "*" in pattern:
         return len(path) == len(pattern) and all(one in ("*", other) for one, other in zip(pattern, path, strict=True))
     return pattern == path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.policies.activemq import StoresFound, read_properties, read_stores, write_mkahadb
-from anabranch.policies.activemq.choice import overlap, unsure
+from anabranch.policies.activemq.choice import unsure
 from anabranch.policies.activemq.placeholders import Placeholders
 from anabranch.policies.activemq.writing import _WHOLE_FILE
 from anabranch.policies.activemq.xml_reader import DEPTH_MAX, ELEMENTS_MAX, FILE_BYTES_MAX
@@ -73,12 +73,7 @@ def test_an_mkahadb_becomes_its_stores(tmp_path: Path) -> None:
         {
             "name": "orders",
             "match": ["queue://orders.>", "topic://prices.*"],
-            "journal": {
-                "sync": "never",
-                "segment_size": "16MiB",
-                "archive_directory": "/slow",
-                "max_bytes": "1GiB",
-            },
+            "journal": {"sync": "never", "segment_size": "16MiB", "archive_directory": "/slow", "max_bytes": "1GiB"},
         },
         {
             "name": "a--.b",
@@ -374,12 +369,3 @@ def test_a_pattern_of_both_kinds_leaves_out_what_another_store_has_for_one() -> 
 def test_where_the_choice_of_activemq_is_sure(stores: list[list[str]], is_sure: bool) -> None:
     found = list(unsure([[(Kind.QUEUE, name) for name in store] for store in stores]))
     assert (found == []) == is_sure
-
-
-def test_filters_that_overlap() -> None:
-    for one, other, expected in (
-        ("a.>", "a", True), ("a.*", "a", False), ("a.*", "*.b", True), ("a.b.>", "a.*", True), ("a.b", "a.c", False),
-    ):  # fmt: skip
-        for left, right in ((one, other), (other, one)):
-            assert overlap((Kind.QUEUE, left), (Kind.QUEUE, right)) == expected
-    assert not overlap((Kind.QUEUE, "a"), (Kind.TOPIC, "a"))
