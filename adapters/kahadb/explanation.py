@@ -13,7 +13,7 @@ from typing import Any
 from ...policies.errors import TraceError
 from ...policies.text import count_of, human_bytes
 from .files import Damage, StoreFiles, find_stores
-from .journal import FileSummary
+from .journal import FileSummary, Report
 from .openwire import OpenWireError, read_subscription
 from .replay import Replay, replayed
 from .retention import ACKS, PENDING, Reason, Retention, waiting_for
@@ -155,19 +155,12 @@ def explain(directory: str | Path, progress: Callable[[int, int], None] | None =
     """
     found = find_stores(directory)
     damages: dict[Damage, None] = {}
-
-    def note(damage: Damage) -> None:
-        damages[damage] = None
-
-    stores = [_explain_store(files, note, progress) for files in found.stores]
-    if found.transaction_store is not None:
-        stores.append(_explain_store(found.transaction_store, note, progress))
+    every = [*found.stores, *([found.transaction_store] if found.transaction_store is not None else [])]
+    stores = [_explain_store(files, damages.setdefault, progress) for files in every]
     return Explanation(str(found.directory), tuple(stores), tuple(damages))
 
 
-def _explain_store(
-    files: StoreFiles, note: Callable[[Damage], None], progress: Callable[[int, int], None] | None
-) -> StoreExplanation:
+def _explain_store(files: StoreFiles, note: Report, progress: Callable[[int, int], None] | None) -> StoreExplanation:
     live = files.live
     if not live.files:
         raise TraceError(f"{files.directory} holds archived files only; there is no live journal to explain")

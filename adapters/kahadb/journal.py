@@ -32,7 +32,7 @@ _ZEROS = b"\x00" * len(END_MARK)
 _LOADED = b"LOADED "  # the first record after each start of the broker
 _CHUNK = 1 << 20
 
-Report = Callable[[Damage], None]
+Report = Callable[[Damage], object]
 
 
 class Record(NamedTuple):

@@ -8,6 +8,8 @@ over, and where content and properties lie is told: content.py reads them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _SHORT = struct.Struct(">h")
@@ -15,15 +17,7 @@ _UNSIGNED_SHORT = struct.Struct(">H")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 
-MESSAGE_CLASSES = {
-    23: "message",
-    24: "bytes",
-    25: "map",
-    26: "object",
-    27: "stream",
-    28: "text",
-    29: "blob",
-}
+MESSAGE_CLASSES = {23: "message", 24: "bytes", 25: "map", 26: "object", 27: "stream", 28: "text", 29: "blob"}
 ACK_TYPES = {
     0: "delivered",
     1: "poison",
@@ -124,44 +118,39 @@ def read_message(data: bytes) -> MessageInfo:
 
 def read_ack(data: bytes) -> AckInfo:
     """Return the ack in a RemoveMessage command. Raises OpenWireError."""
-    try:
-        return _ack(data)
-    except (IndexError, struct.error):
-        raise OpenWireError("the ack is cut") from None
+    with _refused_if_cut("the ack"):
+        reader = _Reader(data)
+        reader.expect(_MESSAGE_ACK, "an ack")
+        reader.skip(5)  # command id, response required
+        for _ in range(3):  # destination, transaction, consumer
+            reader.skip_object()
+        ack_type = reader.uint8()
+        for _ in range(2):  # first message, last message
+            reader.skip_object()
+        return AckInfo(ack_type, reader.int32())
 
 
 def read_subscription(data: bytes) -> SubscriptionInfo:
     """Return the subscription in a Subscription command. Raises OpenWireError."""
+    with _refused_if_cut("the subscription"):
+        reader = _Reader(data)
+        reader.expect(_SUBSCRIPTION_INFO, "a subscription")
+        client_id = reader.text()
+        reader.skip_object()  # destination
+        selector = reader.text()
+        name = reader.text()
+        if reader.left == 0:  # before version 4 nothing follows
+            return SubscriptionInfo(client_id, name, selector, False)
+        reader.skip_object()  # subscribed destination
+        return SubscriptionInfo(client_id, name, selector, reader.flag() if reader.left else False)
+
+
+@contextmanager
+def _refused_if_cut(what: str) -> Iterator[None]:
     try:
-        return _subscription(data)
+        yield
     except (IndexError, struct.error):
-        raise OpenWireError("the subscription is cut") from None
-
-
-def _ack(data: bytes) -> AckInfo:
-    reader = _Reader(data)
-    reader.expect(_MESSAGE_ACK, "an ack")
-    reader.skip(5)  # command id, response required
-    reader.skip_object()  # destination
-    reader.skip_object()  # transaction
-    reader.skip_object()  # consumer
-    ack_type = reader.uint8()
-    reader.skip_object()  # first message
-    reader.skip_object()  # last message
-    return AckInfo(ack_type, reader.int32())
-
-
-def _subscription(data: bytes) -> SubscriptionInfo:
-    reader = _Reader(data)
-    reader.expect(_SUBSCRIPTION_INFO, "a subscription")
-    client_id = reader.text()
-    reader.skip_object()  # destination
-    selector = reader.text()
-    name = reader.text()
-    if reader.left == 0:  # before version 4 nothing follows
-        return SubscriptionInfo(client_id, name, selector, False)
-    reader.skip_object()  # subscribed destination
-    return SubscriptionInfo(client_id, name, selector, reader.flag() if reader.left else False)
+        raise OpenWireError(f"{what} is cut") from None
 
 
 def _message(data: bytes, *, has_text_view: bool) -> MessageInfo:

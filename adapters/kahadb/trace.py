@@ -116,6 +116,7 @@ class KahaTrace:
     def __init__(self, directory: KahaDirectory, progress: Progress | None = None) -> None:
         self.directory: Final = directory.directory
         self._damages: dict[Damage, None] = {}
+        self._note = self._damages.setdefault
         ids = decided(directory.transaction_store, self._note)
         self._stores = [_StoreTrace(files, self._note, ids, progress) for files in directory.stores]
         self._findings: Findings | None = None
@@ -139,9 +140,6 @@ class KahaTrace:
                 pass
         assert self._findings is not None
         return self._findings
-
-    def _note(self, damage: Damage) -> None:
-        self._damages[damage] = None
 
     def _summarise(self, counts: _Counts) -> Findings:
         stores = self._stores

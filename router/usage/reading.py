@@ -34,6 +34,7 @@ from ...adapters.wal.segment import Segment
 from ...policies.advisor.trace.events import NodeLog, UsageEvent
 from ...policies.errors import ConfigError, CorruptionError, TraceError
 from ...policies.paths import from_home
+from ...policies.text import count_of
 from .blocks import BLOCK, VERSION_FILE, Block, decode_block
 from .configuration import Remembered, remembered
 
@@ -299,9 +300,9 @@ class _LogReader:
         lines = list(self._damage)
         where = self._files[0].path.parent.parent
         if lost := self._lost_before + self._lost:
-            lines.append(f"some {_count(lost)} of {where} were not recorded: the disk did not keep up")
+            lines.append(f"some {count_of(lost, 'operation')} of {where} were not recorded: the disk did not keep up")
         if self._unknown:
-            lines.append(f"of {_count(self._unknown)} of {where} the destination's name is lost")
+            lines.append(f"of {count_of(self._unknown, 'operation')} of {where} the destination's name is lost")
         if self._jumps:
             lines.append(
                 f"the clock of {where} was set {_times(self._jumps)}, by {self._jump_us / 1e6:,.1f} s at most; times "
@@ -484,10 +485,6 @@ def _between(pending: dict[int, set[int]], first: int, last: int) -> list[int]:
         if seq >= first:
             found.append(seq)
     return found
-
-
-def _count(operations: int) -> str:
-    return f"{operations:,} operation{'' if operations == 1 else 's'}"
 
 
 def _times(number: int) -> str:

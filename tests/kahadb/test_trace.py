@@ -207,11 +207,7 @@ def test_removing_a_destination_ends_its_messages(tmp_path: Path) -> None:
 def test_the_next_event_of_the_destination_carries_an_update(tmp_path: Path) -> None:
     again = w.update(w.add("a", "m:1"))
     events = trace_of(
-        tmp_path,
-        w.batch(w.add("a", "m:1")),
-        w.batch(again),
-        w.batch(w.add("b", "m:2")),
-        w.batch(w.remove("a", "m:1")),
+        tmp_path, w.batch(w.add("a", "m:1")), w.batch(again), w.batch(w.add("b", "m:2")), w.batch(w.remove("a", "m:1"))
     )
     assert [(e.op, e.size) for e in events] == [
         ("send", size_of(w.add("a", "m:1"))),
