@@ -14,3 +14,12 @@ def take(source: anabranch.Queue[T] | anabranch.Subscriber[T], timeout: float | 
     message = source.receive(timeout)
     assert message is not None
     return message
+
+
+def drained(source: anabranch.Queue[T] | anabranch.Subscriber[T]) -> list[T]:
+    """Receive and ack until nothing is left; returns the bodies."""
+    found = []
+    while (message := source.receive()) is not None:
+        found.append(message.body)
+        message.ack()
+    return found

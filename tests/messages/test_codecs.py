@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,22 +15,8 @@ from anabranch import DecodeError, Message, Outgoing
 
 from ..contract.disk import PATIENCE
 from ..taking import take
-from .test_hosting import KINDS, config
 
 PLAIN: Any = {"number": 17, "price": 1.5, "paid": True, "who": None, "lines": [{"a": "ä"}, []]}
-
-
-@pytest.fixture(params=KINDS)
-def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
-    with anabranch.open(config(tmp_path / "data", request.param)) as router:
-        yield router
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[anabranch.Router]:
-    """For what a kind of store has no part in."""
-    with anabranch.open(config(tmp_path / "data", "memory")) as router:
-        yield router
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import anabranch
 
 from ..contract.disk import PATIENCE, Parallel
-from .test_codecs import memory as memory  # a fixture
 from .test_hosting import router as router  # a fixture
 
 

@@ -20,19 +20,12 @@ from anabranch.router.offline.repartition import repartition
 from ..children import CONTEXT
 from ..contract.disk import PATIENCE, eventually
 from ..sharing.workers import owner_of
+from ..taking import drained
 from .stores import config
 
 
 def all_there(queue: anabranch.Queue) -> list[anabranch.Message]:
     return list(iter(queue.receive, None))
-
-
-def bodies(queue: anabranch.Queue) -> list[bytes]:
-    found = []
-    while (message := queue.receive()) is not None:
-        found.append(message.body)
-        message.ack()
-    return found
 
 
 def test_all_ways_to_send(tmp_path: Path) -> None:
@@ -104,7 +97,7 @@ def test_a_group_goes_on_where_one_is_rejected_and_comes_back(tmp_path: Path) ->
             message.reject("no")
         (message,) = all_there(queue)
         message.release()
-        assert bodies(queue) == [b"3", b"4"]
+        assert drained(queue) == [b"3", b"4"]
         eventually(lambda: router.sweep() or dead.depth() == 3)
         assert [message.group for message in dead.browse()] == ["g"] * 3
         (letter,) = all_there(dead)
@@ -114,7 +107,7 @@ def test_a_group_goes_on_where_one_is_rejected_and_comes_back(tmp_path: Path) ->
         (message,) = all_there(queue)
         assert (message.body, message.group, message.headers["n"]) == (b"0", "g", 0)
         message.ack()
-        assert bodies(queue) == [b"1", b"2"]
+        assert drained(queue) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "closed"])
@@ -132,7 +125,7 @@ def test_groups_go_along_with_their_queue(tmp_path: Path, live: bool) -> None:
             assert third.body == b"2"
             second.release()
             third.release()
-            assert bodies(queue) == [b"1", b"2", b"3", b"4", b"5"]
+            assert drained(queue) == [b"1", b"2", b"3", b"4", b"5"]
             return
     repartition(config(tmp_path, "two"))
     with anabranch.open(config(tmp_path, "two")) as router:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,6 @@ from ..contract.disk import Parallel, eventually
 from ..router.disk import NEVER
 from ..taking import take
 from .test_hosting import KINDS, config
-
-
-@pytest.fixture(params=KINDS)
-def router(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[anabranch.Router]:
-    with anabranch.open(config(tmp_path / "data", request.param)) as router:
-        yield router
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[anabranch.Router]:
-    """For what a kind of store has no part in."""
-    with anabranch.open(config(tmp_path / "data", "memory")) as router:
-        yield router
 
 
 def test_the_calls_of_a_map(router: anabranch.Router) -> None:

@@ -19,7 +19,6 @@ from anabranch.router.placement import open_stores
 from ..contract.disk import PATIENCE, Parallel, eventually
 from ..crash.interrupts import everywhere
 from ..router.disk import NEVER
-from .test_codecs import memory as memory  # a fixture
 
 KINDS: dict[str, dict[str, Any]] = {
     "journal": {"journal": anabranch.JournalOptions(sync=NEVER, segment_size=64 * 1024, max_leases=100)},

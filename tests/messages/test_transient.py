@@ -12,7 +12,7 @@ from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel
 from ..router.disk import SYNCED
-from ..taking import take
+from ..taking import drained, take
 
 
 def one(tmp_path: Path, **options: object) -> anabranch.Config:
@@ -22,14 +22,6 @@ def one(tmp_path: Path, **options: object) -> anabranch.Config:
         anabranch.StoreConfig("all", [">"], journal=journal),
     ]
     return anabranch.Config(tmp_path / "data", stores)
-
-
-def drained(queue: anabranch.Queue | anabranch.Subscriber) -> list[bytes]:
-    found = []
-    while (message := queue.receive()) is not None:
-        found.append(message.body)
-        message.ack()
-    return found
 
 
 def test_they_keep_their_place_among_the_others_and_go_with_the_process(tmp_path: Path) -> None:

@@ -14,18 +14,10 @@ from anabranch.policies.config import load
 from anabranch.router.offline.repartition import repartition
 
 from ..contract.expiring import HOUR, Clock, stopped_clock
-from ..taking import take
+from ..taking import drained, take
 from .stores import config
 
 clock = pytest.fixture(stopped_clock)
-
-
-def bodies(queue: anabranch.Queue) -> list[bytes]:
-    found = []
-    while (message := queue.receive()) is not None:
-        found.append(message.body)
-        message.ack()
-    return found
 
 
 def test_all_ways_to_send(clock: Clock, tmp_path: Path) -> None:
@@ -44,9 +36,9 @@ def test_all_ways_to_send(clock: Clock, tmp_path: Path) -> None:
         queue.send(b"past", deliver_at=0)
         queue.send(b"now", deliver_in=0)
         assert queue.counts() == (3, 0, 8, 0)
-        assert bodies(queue) == [b"free", b"past", b"now"]
+        assert drained(queue) == [b"free", b"past", b"now"]
         clock.offset_ms = HOUR + 1
-        assert bodies(queue) == [b"%d" % number for number in range(1, 9)]
+        assert drained(queue) == [b"%d" % number for number in range(1, 9)]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +68,7 @@ def test_what_is_no_time(tmp_path: Path, options: Any, error: type[Exception], s
             with pytest.raises(error, match=says):
                 tx.send(queue, b"x", **options)
             tx.send(queue, b"whole")
-        assert bodies(queue) == [b"whole"]
+        assert drained(queue) == [b"whole"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,7 @@ def test_a_transaction_that_rolls_back_waits(clock: Clock, tmp_path: Path) -> No
             raise KeyError
         assert (queue.receive(), queue.counts()) == (None, (0, 0, 1, 0))
         clock.offset_ms = 60_000
-        assert bodies(queue) == [b"1"]
+        assert drained(queue) == [b"1"]
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -130,4 +122,4 @@ def test_a_queue_that_moves_keeps_what_waits(clock: Clock, tmp_path: Path, live:
         assert queue.counts() == (0, 0, 5, 0)
         for hours, expected in ((1, [b"1"]), (2, [b"0", b"2"]), (4, [b"3", b"4"])):
             clock.offset_ms = hours * HOUR
-            assert bodies(queue) == expected
+            assert drained(queue) == expected

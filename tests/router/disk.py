@@ -89,11 +89,7 @@ def bodies(router: anabranch.Router, *names: str) -> list[list[bytes]]:
 
 def drain(router: anabranch.Router, name: str) -> list[bytes]:
     """Receive and ack until nothing is left."""
-    found = []
-    while (message := router.queue(name).receive()) is not None:
-        found.append(message.body)
-        message.ack()
-    return found
+    return taking.drained(router.queue(name))
 
 
 def said_in_a_child(*calls: Callable[[], object]) -> list[str]:

@@ -36,14 +36,20 @@ def router(tmp_path: Path) -> Iterator[anabranch.Router]:
 ONE, BOTH = "queue://one", "queue://one,queue://two"
 
 
+def voted(router: anabranch.Router, where: str) -> anabranch.Transaction:
+    """One that has voted: it acks what a queue held, and sends."""
+    router.queue("one").send(b"old")
+    tx = router.transaction()
+    tx.ack(take(router, "one"))
+    tx.send(where, b"new")
+    tx.vote()
+    return tx
+
+
 @pytest.mark.parametrize("where", [ONE, BOTH])
 class TestVote:
     def test_then_commit(self, router: anabranch.Router, where: str) -> None:
-        router.queue("one").send(b"old")
-        tx = router.transaction()
-        tx.ack(take(router, "one"))
-        tx.send(where, b"new")
-        tx.vote()
+        tx = voted(router, where)
         assert (tx.state, contents(router, "one"), contents(router, "two")) == ("voted", [b"old"], [])
         receipts = tx.commit()
         assert contents(router, "one") == [b"new"]
@@ -81,11 +87,7 @@ class TestVote:
 
     def test_closing_the_router_rolls_it_back(self, tmp_path: Path, where: str) -> None:
         router = anabranch.open(config(tmp_path / "data"))
-        router.queue("one").send(b"old")
-        tx = router.transaction()
-        tx.ack(take(router, "one"))
-        tx.send(where, b"never")
-        tx.vote()
+        tx = voted(router, where)
         router.close()
         with router:  # the same object again
             assert (contents(router, "one"), router.in_doubt()) == ([b"old"], [])
@@ -97,11 +99,7 @@ class TestVote:
     def test_a_store_that_was_reopened_hears_the_outcome(
         self, router: anabranch.Router, where: str, outcome: str
     ) -> None:
-        router.queue("one").send(b"old")
-        tx = router.transaction()
-        tx.ack(take(router, "one"))
-        tx.send(where, b"new")
-        tx.vote()
+        tx = voted(router, where)
         router.reopen("one")
         assert router.queue("one").receive() is None  # claimed still
         getattr(tx, outcome)()
