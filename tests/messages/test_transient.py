@@ -8,11 +8,18 @@ import pytest
 
 import anabranch
 from anabranch.adapters.core.messages import Outgoing
+from anabranch.adapters.wal import log
 from anabranch.router.placement import open_stores
 
 from ..contract.disk import PATIENCE, Parallel
 from ..router.disk import SYNCED
 from ..taking import drained, take
+
+
+@pytest.fixture(autouse=True)
+def no_sync_of_a_log_that_idles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncs are counted here."""
+    monkeypatch.setattr(log, "IDLE_SECONDS", 3600)
 
 
 def one(tmp_path: Path, **options: object) -> anabranch.Config:
