@@ -17,6 +17,7 @@ What a loop does is struck in its first rounds: a page of an LMDB file is read b
 | topics and their subscriptions | `test_interrupts_topics.py` |
 | maps; scheduled messages; transient ones | `test_interrupts_maps.py`, `_waiting.py`, `_nonpersistent.py` |
 | message groups | `test_interrupts_groups.py` |
+| messages that are leased to their senders | `test_leased_sends.py` |
 | what a memory store swaps; an SQL store's database | tests/memory, tests/sql: `test_interrupts.py` |
 | one structure of the core | beside its other tests in tests/core |
 """
