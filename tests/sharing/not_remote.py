@@ -157,7 +157,10 @@ OF_ROUTERS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages.test_transient": {
         "test_a_commit_that_unsubscribes_succeeds_whoever_has_claimed_a_message_of_no_importance": CLAIMS,
         "test_a_memory_store_forgets_transactions_that_nobody_asks_about": INSIDE,
+        "test_a_store_in_which_nothing_persistent_is_done_needs_no_second_phase": SYNCS,
+        "test_a_transaction_over_them_is_seen_as_one": SYNCS,
         "test_the_durable_store_is_closed_for_being_idle_before_they_are_committed": INSIDE,
+        "test_they_keep_their_place_among_the_others_and_go_with_the_process": SYNCS,
     },
     "messages.test_waiting": {
         "test_a_queue_that_moves_keeps_what_waits": MOVES,
