@@ -397,33 +397,33 @@ class _Processing:
 
     def __init__(self, meter: _Meter | None, begin: Callable[[_Operation, Any], _Call] | None) -> None:
         self._meter, self._call = meter, begin
-        self._held: dict[tuple[int, int], list[Any]] = {}
+        self.held: dict[tuple[int, int], list[Any]] = {}
         """By message and thread: how often it was begun, when, its span, and the message. Without those that have
         neither a span nor a duration that is recorded."""
 
     def begin(self, message: Message[Any]) -> None:
         """Begin to process a message; what begins inside that, on the same thread, is part of it."""
         key = id(message), get_ident()
-        held = self._held.get(key)
+        held = self.held.get(key)
         if held is not None:
             held[0] += 1
             return
         call = None if self._call is None or _is_suppressed() else self._call(_PROCESS, message)
         begun = 0.0 if self._meter is None else self._meter.begin()
         if begun or call is not None:
-            self._held[key] = [1, begun, call, message]
+            self.held[key] = [1, begun, call, message]
         if call is not None:
             call.enter()
 
     def finish(self, message: Message[Any], error: BaseException | None = None) -> None:
         """End what `begin` began."""
         key = id(message), get_ident()
-        held = self._held.get(key) if self._held else None
+        held = self.held.get(key) if self.held else None
         if held is None:  # it was passed over, begun on another thread, or before all this
             return
         held[0] -= 1
         if not held[0]:
-            del self._held[key]
+            del self.held[key]
             _, begun, call, _ = held
             if self._meter is not None and begun:
                 self._meter.note(message, begun, 0, error)
@@ -574,13 +574,34 @@ def _quick_receive(meter: _Meter, original: Any, slow: Any) -> Any:
 def _quick_ack(meter: _Meter, original: Any, slow: Any) -> Any:
     """Return what stands for `ack` likewise: it counts nothing."""
 
-    def ack(self: Any, **options: Any) -> Any:
-        if meter.left <= 0 or options:
-            return slow(self, **options)
+    def ack(self: Any, *, connection: Any = None) -> Any:  # the arguments of `ack`: to gather them takes longer
+        if meter.left <= 0 or connection is not None:
+            return slow(self, connection=connection)
         meter.left -= 1
         return original(self)
 
     return ack
+
+
+def _quick_enter(held: Mapping[Any, Any], meter: _Meter, original: Any, slow: Any) -> Any:
+    """Return what stands for `__enter__` likewise. `held`: the messages whose processing is measured."""
+
+    def enter(self: Any) -> Any:
+        if meter.left <= 0 or held:
+            return slow(self)
+        meter.left -= 1
+        return original(self)
+
+    return enter
+
+
+def _quick_exit(held: Mapping[Any, Any], meter: _Meter, original: Any, slow: Any) -> Any:
+    """Return what stands for `__exit__` likewise."""
+
+    def leave(self: Any, kind: Any, error: Any, trace: Any) -> Any:
+        return slow(self, kind, error, trace) if held else original(self, kind, error, trace)
+
+    return leave
 
 
 class _Replacing:
@@ -610,8 +631,9 @@ class _Replacing:
         for name, operation in (*_SETTLING, *((f"{name}_nowait", operation) for name, operation in _SETTLING)):
             _replace(Router, name, partial(self._settles, operation))
         _replace(Router, "reject", partial(self._settles, _REJECT))  # which Message.reject calls
-        _replace(Message, "__enter__", self._enters)
-        _replace(Message, "__exit__", self._exits)
+        held = self._processing.held
+        _replace(Message, "__enter__", self._quickly(partial(_quick_enter, held), _PROCESS, self._enters))
+        _replace(Message, "__exit__", self._quickly(partial(_quick_exit, held), _PROCESS, self._exits))
         _replace(Router, "listen", self._listens_to_many)
         _replace(Router, "receive", self._receives_pattern)
         _replace(Router, "consume", self._consumes_pattern)
