@@ -21,6 +21,12 @@ def count_of(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """Join names by commas, at most so many."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def human_age(seconds: float) -> str:
     """Return an age as `40 s`, `12 min`, `5 h`, `31 d`. Its unit is the largest of which there are two, or seconds."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):

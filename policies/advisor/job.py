@@ -33,7 +33,7 @@ from .advice.sharing import sharing_of
 from .model.cost_model import Partition, Retention, canonical
 from .model.engine import Engine
 from .model.evaluate import SetCosts
-from .report.files import render_files
+from .report.page import render_files
 from .search.confirm import improve_exactly
 from .search.current import CurrentConfig
 from .search.search import Constraints, Progress, keeps, search

@@ -79,11 +79,7 @@ def test_the_command_prints_a_line_for_each_run_and_a_table_at_the_end(tmp_path:
     ("module", "options", "told"),
     [
         ("usage", ["--pairs", 20], ["processor time", "time on the clock"]),
-        (
-            "compaction",
-            ["--sends", 100, "--threads", 2, "--segment-bytes", 65536],
-            ["kept", "reclaimed", "compacted"],
-        ),
+        ("compaction", ["--sends", 100, "--threads", 2, "--segment-bytes", 65536], ["kept", "reclaimed", "compacted"]),
     ],
 )
 def test_what_it_costs_is_told(tmp_path: Path, module: str, options: list[object], told: list[str]) -> None:

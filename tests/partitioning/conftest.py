@@ -16,14 +16,7 @@ from click.testing import CliRunner, Result
 
 from anabranch import Config, JournalOptions, StoreConfig
 from anabranch.adapters.kahadb import usage_trace
-from anabranch.policies.advisor import (
-    CurrentConfig,
-    Recommendation,
-    UsageEvent,
-    Workload,
-    from_events,
-    generate,
-)
+from anabranch.policies.advisor import CurrentConfig, Recommendation, UsageEvent, Workload, from_events, generate
 from anabranch.policies.advisor.model.cost_model import CostModel, Partition, Retention, Segments, courses, segments
 from anabranch.policies.advisor.model.engine import LocalEngine
 from anabranch.policies.advisor.model.kernel import JournalRules

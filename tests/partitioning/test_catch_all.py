@@ -10,14 +10,7 @@ import pytest
 
 from anabranch import Router, StoreConfig
 from anabranch.policies.activemq import write_mkahadb
-from anabranch.policies.advisor import (
-    Recommendation,
-    RecommendOptions,
-    generate,
-    recommend,
-    render_html,
-    render_text,
-)
+from anabranch.policies.advisor import Recommendation, RecommendOptions, generate, recommend, render_html, render_text
 from anabranch.policies.advisor.search.catch_all import catch_all_store
 from anabranch.policies.config import Config, loads
 from anabranch.policies.config.durability import Sync

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...text import count_of, human_bytes
@@ -154,9 +153,3 @@ def moves(recommendation: Recommendation) -> list[Move]:
 def rest_note() -> str:
     """Say that `stores.yaml` has one more store."""
     return f"And 1 more, {REST}, for what the trace did not show; it takes no disk before that comes."
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """Join names by commas, at most so many."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

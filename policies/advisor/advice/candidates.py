@@ -107,12 +107,7 @@ def _catch_all(
     if options.current is not None:
         return None  # it says where the unseen goes
     return catch_all_store(
-        stores,
-        syncs,
-        weights,
-        model=options.model,
-        stores_max=options.stores_max,
-        durability=options.durability,
+        stores, syncs, weights, model=options.model, stores_max=options.stores_max, durability=options.durability
     )
 
 

@@ -196,12 +196,7 @@ def figures_of_courses(
         Picture(name, tuple(stores), history(one, engine.begin, engine.finish, ahead_bytes=ahead), None)
         for (name, stores), one in zip(names.items(), found, strict=True)
     ]
-    return Figures(
-        begin=engine.begin,
-        finish=engine.finish,
-        destinations=engine.destinations,
-        pictures=tuple(pictures),
-    )
+    return Figures(begin=engine.begin, finish=engine.finish, destinations=engine.destinations, pictures=tuple(pictures))
 
 
 def _mask(members: Sequence[int]) -> int:

@@ -27,10 +27,9 @@ from ...config.writing import document
 from ...errors import ConfigError
 from ...names.destination import Destination
 from ...names.pattern import escape
-from ...text import free_name, human_bytes
+from ...text import free_name, human_bytes, listed
 from ...units import format_size
 from ..search.current import CurrentConfig
-from .answer import listed
 from .recommendation import StorePlan
 from .sharing import SHARED_STORE, URL_VARIABLE
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...text import count_of, human_bytes
+from ...text import count_of, human_bytes, listed
 from ..model.engine import Engine
 from ..search.current import CurrentConfig
 from ..trace.events import NodeLog
@@ -88,7 +88,7 @@ class Sharing:
         if not needed:
             found = [f"No message crossed between {nodes}: no destination needs a store that they share."]
         else:
-            others = f"; {_names(rest, most)} {_needs(rest)} none" if rest else ""
+            others = f"; {listed([one.name for one in rest], most)} {_needs(rest)} none" if rest else ""
             found = [f"{len(needed)} of {total} {_needs(needed)} a store that {nodes} share{others}."]
         found += [_crossed(one) for one in needed[:most]]
         if len(needed) > most:
@@ -98,7 +98,8 @@ class Sharing:
         freed = [one for one in rest if one.shared_store is not None]
         if freed:
             load = "" if freed[0].operations_per_second is None else f": {_load(freed)} less for the database"
-            found.append(f"In a shared store now, for no message that crossed: {_names(freed, most)}{load}.")
+            names = listed([one.name for one in freed], most)
+            found.append(f"In a shared store now, for no message that crossed: {names}{load}.")
         found.append("Disk is that of the journals of all nodes together. What crossed is in none of them.")
         return [*found, *(clock_sentence(log) for log in self.clocks[1:])]
 
@@ -134,11 +135,6 @@ def sharing_of(engine: Engine, current: CurrentConfig | None, logs: Sequence[Nod
             for d, total in enumerate(engine.totals)
         ),
     )
-
-
-def _names(destinations: Sequence[NodesOfDestination], most: int) -> str:
-    more = f" and {len(destinations) - most} more" if len(destinations) > most else ""
-    return ", ".join(one.name for one in destinations[:most]) + more
 
 
 def _needs(destinations: Sequence[NodesOfDestination]) -> str:

@@ -44,7 +44,6 @@ from .kernel import (
     empty_file,
     enlist,
     is_dying,
-    more_rows,
     put,
     seal_file,
     snapshot_size,
@@ -144,7 +143,7 @@ def decayed(
                 if numbers[TAIL] != NONE:
                     now += span * (max(room - sums[_USED], 0.0) / share + half) / (2 * parts)
                 if numbers[BORN] + 2 > len(files):
-                    files, start, listed = more_rows(files), _longer(start), twice(listed)
+                    files, start, listed = twice(files), twice(start), twice(listed)
                 if _begin_segment(now, limits, numbers, files, start, listed, sums):
                     waiting += 1
                     look |= waiting >= limits[LEAST]
@@ -289,14 +288,7 @@ def _go(file: int, now: float, limits: Ints, numbers: Ints, files: Ints, start: 
 
 @njit
 def _compact(
-    now: float,
-    limits: Ints,
-    numbers: Ints,
-    files: Ints,
-    start: Floats,
-    cohorts: Ints,
-    listed: Ints,
-    sums: Floats,
+    now: float, limits: Ints, numbers: Ints, files: Ints, start: Floats, cohorts: Ints, listed: Ints, sums: Floats
 ) -> tuple[Ints, Floats, Ints, int]:
     """Compact what pays. Returns, beside arrays, how many segments are dying yet."""
     while True:
@@ -315,7 +307,7 @@ def _compact(
                     if copies != NONE:
                         _publish(copies, limits, numbers, files, listed, sums)
                     if numbers[BORN] + 1 > len(files):
-                        files, start, listed = more_rows(files), _longer(start), twice(listed)
+                        files, start, listed = twice(files), twice(start), twice(listed)
                     copies = begin_file(generation, limits[BATCH], numbers, files)
                     start[copies] = now
                 put(cohort, copies, files, cohorts)
@@ -332,10 +324,3 @@ def _publish(copies: int, limits: Ints, numbers: Ints, files: Ints, listed: Ints
     files[copies, RECORDS] = int(files[copies, TAKEN] / sums[_RECORD])
     seal_file(copies, numbers, files)
     enlist(copies, limits, numbers, files, listed)
-
-
-@njit
-def _longer(array: Floats) -> Floats:
-    longer = np.zeros(2 * len(array))
-    longer[: len(array)] = array
-    return longer

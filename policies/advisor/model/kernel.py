@@ -22,14 +22,16 @@ kind to a slow model that is itself held to a real store, the others to definiti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
 from ...compaction import BATCH_BYTES, MESSAGES_MAX, PARTS, TOGETHER
 from ..statistics.sizes import OperationSizes
-from ..trace.arrays import NEVER_POSITION, Ints
+from ..trace.arrays import NEVER_POSITION, Floats, Ints
 from .jit import njit
+
+Rows = TypeVar("Rows", Ints, Floats)
 
 ROOM: Final = 32
 """`JournalRules.room` of our own journal."""
@@ -205,9 +207,10 @@ def _feed_plain(
 
 
 @njit
-def twice(array: Ints) -> Ints:
-    longer = np.empty(2 * len(array), np.int64)
-    longer[: len(array)] = array
+def twice(rows: Rows) -> Rows:
+    """Make room for twice as many rows, or numbers. What the new ones hold is not said."""
+    longer: Rows = np.empty((2 * len(rows), *rows.shape[1:]), rows.dtype)
+    longer[: len(rows)] = rows
     return longer
 
 
@@ -306,9 +309,9 @@ def _feed_compacting(
     for i in range(len(position)):
         at = position[i]
         if numbers[BORN] + 2 > len(files):
-            files, listed = more_rows(files), twice(listed)
+            files, listed = twice(files), twice(listed)
         if numbers[_CHANGES] + 4 > len(course):
-            course = more_rows(course)
+            course = twice(course)
         numbers[_LOOK] = 0
         _write(size[i], limits, numbers, files, listed)
         if partner[i] < 0 and ends[i] > at:
@@ -329,9 +332,9 @@ def _feed_compacting(
                 break
             files, course, listed = _compact(sources, at, limits, numbers, files, messages, course, listed)
             if numbers[BORN] + 2 > len(files):
-                files, listed = more_rows(files), twice(listed)
+                files, listed = twice(files), twice(listed)
             if numbers[_CHANGES] + 4 > len(course):
-                course = more_rows(course)
+                course = twice(course)
             _release(at, limits, numbers, files, course, listed)
     return files, messages, table, course, listed
 
@@ -590,14 +593,7 @@ def _first(group: Ints, files: Ints, least: int, bytes_max: int) -> int:
 
 @njit
 def _compact(
-    sources: Ints,
-    at: int,
-    limits: Ints,
-    numbers: Ints,
-    files: Ints,
-    messages: Ints,
-    course: Ints,
-    listed: Ints,
+    sources: Ints, at: int, limits: Ints, numbers: Ints, files: Ints, messages: Ints, course: Ints, listed: Ints
 ) -> tuple[Ints, Ints, Ints]:
     """Copy what lives in these files; they go when all of it is copied."""
     header = limits[HEADER]
@@ -612,7 +608,7 @@ def _compact(
                 copies = NONE
             if copies == NONE:
                 if numbers[BORN] + 3 > len(files):
-                    files, listed = more_rows(files), twice(listed)
+                    files, listed = twice(files), twice(listed)
                 copies = begin_file(generation, 0, numbers, files)
                 taken, batch = limits[BATCH], 0
             elif taken - batch >= BATCH_BYTES:
@@ -637,9 +633,9 @@ def _publish(
 ) -> tuple[Ints, Ints, Ints]:
     """Let a file of copies count, beside those that it was copied from."""
     if numbers[BORN] + 2 > len(files):
-        files, listed = more_rows(files), twice(listed)
+        files, listed = twice(files), twice(listed)
     if numbers[_CHANGES] + 4 > len(course):
-        course = more_rows(course)
+        course = twice(course)
     _write(COMPACTED_BYTES + limits[BATCH], limits, numbers, files, listed)
     files[copies, TAKEN] = taken
     seal_file(copies, numbers, files)
@@ -648,13 +644,6 @@ def _publish(
     numbers[_ON_DISK] += 1
     _note(at, numbers, course)
     return files, course, listed
-
-
-@njit
-def more_rows(rows: Ints) -> Ints:
-    longer = np.empty((2 * len(rows), rows.shape[1]), np.int64)
-    longer[: len(rows)] = rows
-    return longer
 
 
 @njit

@@ -8,6 +8,7 @@ is escaped by the template.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,10 +36,10 @@ from ..advice.answer import (
     stays,
 )
 from ..advice.figures import ALONE, DestinationFigures, Figures
-from ..advice.recommendation import Candidate, Recommendation, StorePlan
+from ..advice.recommendation import FILES, Candidate, Recommendation, StorePlan
 from ..model.cost_model import GIB, HOUR
 from .pictures import LISTED, NAME_SHORT, Signs, pictures_of, shorter, signs_of
-from .render import candidate_columns, candidate_note
+from .render import candidate_columns, candidate_note, render_text
 from .scale import Scale
 from .words import byte_hours
 
@@ -64,6 +65,18 @@ def render_html(recommendation: Recommendation, out: str | None = None) -> str:
     environment.filters["shorter"] = shorter
     template = environment.from_string((files(__package__) / "report.html.j2").read_text("utf-8"))
     return template.render(_content(recommendation, out)) + "\n"
+
+
+def render_files(recommendation: Recommendation, where: str) -> dict[str, str]:
+    """Make the text of each of `Recommendation.write`'s files, by name. `where`: the place where they are to be, for
+    the command that they show."""
+    texts = (
+        json.dumps(recommendation.to_json(), indent=2) + "\n",
+        recommendation.stores_yaml(),
+        render_text(recommendation, out=where),
+        render_html(recommendation, out=where),
+    )
+    return dict(zip(FILES, texts, strict=True))
 
 
 def _visible(text: str) -> str:
@@ -177,10 +190,7 @@ def _store(store: StorePlan, figures: Figures | None, scale: Scale) -> dict[str,
         ]
         cost = found.merged_cost
         if found.nearest is not None:
-            nearest = {
-                "name": found.nearest,
-                "cost": _NOT_TRIED if cost is None else scale.cost(cost),
-            }
+            nearest = {"name": found.nearest, "cost": _NOT_TRIED if cost is None else scale.cost(cost)}
     return {
         "name": store.name,
         "destinations": _listing(store.destinations),

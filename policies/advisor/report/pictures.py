@@ -80,13 +80,7 @@ def pictures_of(figures: Figures, signs: Signs, scale: Scale, chosen: int) -> di
     }
 
 
-def _history(
-    picture: Picture,
-    levels: Sequence[float],
-    figures: Figures,
-    signs: Signs,
-    scale: Scale,
-) -> dict[str, Any]:
+def _history(picture: Picture, levels: Sequence[float], figures: Figures, signs: Signs, scale: Scale) -> dict[str, Any]:
     held, stores = picture.history.held, _names(picture)
     order = sorted(range(len(held)), key=lambda b: (-int(held[b].sum()), b))
     own = [b for b in order if stores[b] in signs.stores]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
-from ...text import human_bytes, printable, table
+from ...text import human_bytes, listed, printable, table
 from ...units import format_size
-from ..advice.answer import cap_sentence, headline, is_compacting, listed, moves, next_step, peak_bytes, rest_note
+from ..advice.answer import cap_sentence, headline, is_compacting, moves, next_step, peak_bytes, rest_note
 from ..advice.recommendation import Candidate, Recommendation
 from .words import ratio
 

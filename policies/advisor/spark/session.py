@@ -99,8 +99,7 @@ def _configuration(master: str | None, local: bool) -> dict[str, str]:
 
 @contextmanager
 def spark_errors(
-    what: str = "Spark did not finish its work",
-    step: str = "mend that, or use --engine local, which needs no Spark",
+    what: str = "Spark did not finish its work", step: str = "mend that, or use --engine local, which needs no Spark"
 ) -> Iterator[None]:
     """Make a SparkError of one line of what Spark and Py4J raise in the block. `what` begins it, `step` ends it.
 

@@ -290,11 +290,7 @@ def size_findings(
 
 
 def _totals(
-    names: tuple[str, ...],
-    destination: npt.NDArray[np.int32],
-    is_send: npt.NDArray[np.bool_],
-    size: Ints,
-    ends: Ints,
+    names: tuple[str, ...], destination: npt.NDArray[np.int32], is_send: npt.NDArray[np.bool_], size: Ints, ends: Ints
 ) -> tuple[DestinationTotals, ...]:
     width = len(names)
     sends = np.bincount(destination[is_send], minlength=width)

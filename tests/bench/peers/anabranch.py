@@ -138,11 +138,7 @@ class Day:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        stores: dict[str, list[str]],
-        segment_bytes: int = toymaker.SEGMENT_BYTES,
-        **options: Any,
+        self, directory: Path, stores: dict[str, list[str]], segment_bytes: int = toymaker.SEGMENT_BYTES, **options: Any
     ) -> None:
         self._router = opened(directory, stores, durable=False, segment_bytes=segment_bytes, **options)
         self._in_hand: dict[tuple[str, int], anabranch.Message] = {}
