@@ -183,7 +183,7 @@ def test_who_only_receives_asks_for_its_queue_once(shared: Shared, monkeypatch: 
     asked: list[str] = []
     look = store._database.look
 
-    def looked(name: str, *given: Any) -> list[Any]:
+    def looked(name: str, *given: Any) -> Any:
         asked.append(name)
         return look(name, *given)
 
