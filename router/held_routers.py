@@ -91,13 +91,14 @@ def shared(
                 place.holders += 1
                 return router
             try:
-                router = open_router(source if config is None else config, progress, shared=shared)
+                opened = open_router(source if config is None else config, progress, shared=shared)
             except BaseException:
-                _places.pop(path, None)
+                if place.router is router:  # else a signal handler's call has opened it meanwhile
+                    _places.pop(path, None)
                 raise
-            router._held, place.router, place.holders = partial(place.close, router), router, 1
+            opened._held, place.router, place.holders = partial(place.close, opened), opened, 1
             _places[path] = place  # a signal handler's call may have failed meanwhile
-            return router
+            return opened
 
 
 def _is_open_as_it_is(source: object) -> bool:

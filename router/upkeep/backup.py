@@ -98,7 +98,7 @@ class _Backup:
         for _ in range(TRIES):
             self._rows = dict(self._registry.table.stores)
             try:
-                found = self._tried(target)
+                found, failed = self._tried(target), ""
             except (AnabranchError, OSError) as error:
                 self._registry.require_open()
                 is_same = self._registry.table.stores == self._rows or str(error) == failed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +113,19 @@ def test_a_forked_child_has_its_own(tmp_path: Path, shares: bool) -> None:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
         assert [message.body for message in router.queue("q").browse()] == [b"1", b"2", b"3"][: 3 if shares else 2]
+
+
+def test_one_that_a_signal_handler_opened_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening: Callable[..., anabranch.Router] = held_routers.open_router  # type: ignore[attr-defined]
+    opened = list[anabranch.Router]()
+
+    def struck(*given: Any, **options: Any) -> anabranch.Router:
+        monkeypatch.setattr(held_routers, "open_router", opening)
+        opened.append(anabranch.shared(config(tmp_path)))
+        return opening(*given, **options)
+
+    monkeypatch.setattr(held_routers, "open_router", struck)
+    with pytest.raises(StoreLockedError):
+        anabranch.shared(config(tmp_path))
+    with opened[0], anabranch.shared(config(tmp_path)) as router:
+        assert router is opened[0]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 import anabranch
-from anabranch.adapters.core.messages import Message
+from anabranch.adapters.core.messages import Message, Outgoing
 from anabranch.adapters.core.store_types import Settlement, Subscription
 from anabranch.adapters.sql.shared import SharedStore, heads, waiting
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
@@ -197,6 +197,70 @@ def test_who_only_receives_asks_for_its_queue_once(shared: Shared, monkeypatch: 
     assert message is not None
     message.ack()
     assert "w" in {destination.name for destination in store.destinations()}
+
+
+@pytest.mark.parametrize("how", ["as it is looked up", "unheard"])
+def test_a_queue_that_is_deleted_meanwhile_is_declared_by_the_next_send(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    one, other = opened(shared, "one", "other")
+    one.queue("w").declare()
+    store = store_of(other)
+    eventually(lambda: store.waiting._poll_at)  # it hears
+    look, heard, told = store._database.look, threading.Event(), store.waiting._heard
+
+    def hear(payload: str) -> None:
+        if how != "unheard":
+            told(payload)
+        heard.set()
+
+    def deleted(name: str, *given: Any) -> Any:
+        rows = look(name, *given)
+        if name == "queue" and not heard.is_set():
+            one.queue("w").delete()
+            assert heard.wait(PATIENCE)
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.waiting, "_heard", hear)
+        patch.setattr(store._database, "look", deleted)
+        assert other.queue("w").receive() is None
+    if how == "unheard":  # it says so when it hears again
+        said, listens = store.waiting.on_listening, threading.Event()
+
+        def listening() -> None:
+            said()
+            listens.set()
+
+        store.waiting.on_listening = listening
+        connected(shared, autocommit=True).execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%shared_%' AND pid <> "
+            "pg_backend_pid() AND datname = current_database()"
+        )
+        assert listens.wait(PATIENCE)
+    other.queue("w").send(b"1")
+    assert store._database.look("queue", "queue://w")[0][1]
+
+
+def test_who_is_taken_for_dead_sends_nothing_leased(shared: Shared) -> None:
+    one, other = opened(shared, "one", "other")
+    store = store_of(one)
+    eventually(lambda: store.waiting._poll_at)
+    store._database.look("leave", store.waiting.router)
+    with pytest.raises(OutcomeUnknownError, match="could not be leased"):
+        one.queue("q").send_leased(b"1")
+    message = other.queue("q").receive(timeout=PATIENCE)
+    assert message is not None and message.body == b"1"
+    message.ack()
+
+
+def test_one_that_is_requeued_is_leased_to_its_sender(shared: Shared) -> None:
+    (one,) = opened(shared, "one")
+    store, queue = store_of(one), one.queue("q")
+    for body in (b"1", b"2"):
+        message = store.send_leased(queue.destination, Outgoing(body, message_id="x", requeued=True))
+        assert message.body == body
+        message.ack()
 
 
 def test_a_pattern_finds_queues_that_do_not_come_in_the_order_of_their_numbers(

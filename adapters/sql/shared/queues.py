@@ -29,6 +29,8 @@ class Queues:
         self._sources: dict[int, Source] = {}
         self._declared: set[int] = set()
         """Those that were found to be declared, or were made so."""
+        self._forgotten = 0
+        """How often something was forgotten."""
 
     def number(self, destination: Destination, make: bool = True, declared: bool = True) -> int:
         """Return the number of a queue or a topic; 0 for one that is not there and is not to be made. Raises
@@ -40,7 +42,7 @@ class Queues:
             raise DestinationError(
                 f"{destination}: store {self._name!r} is shared, and keeps no maps; route it to another store"
             )
-        name = text_of(destination)
+        name, forgotten = text_of(destination), self._forgotten
         found = self._database.look("queue", name)
         if make and not (found and found[0][1] >= declared):
             found = self._database.look("declare", name, declared)
@@ -51,6 +53,8 @@ class Queues:
         self.note(number, Source(destination))
         if found[0][1]:
             self._declared.add(number)
+        if forgotten != self._forgotten:  # it may have been deleted since the database has told this
+            self.forget(number)
         return number
 
     def declare(self, destination: Destination) -> None:
@@ -114,16 +118,22 @@ class Queues:
     def forget(self, number: int) -> None:
         """Ask for a number once more: a queue was deleted, and who sends there declares it anew; or a subscription has
         ended."""
+        self._forgotten += 1
         source = self._sources.get(number)
         self._declared.discard(number)
         if source is not None and self._numbers.get(source) == number:
             self._numbers.pop(source, None)
 
+    def forget_declared(self) -> None:
+        """Ask once more which are declared: that some were deleted may not have been heard."""
+        self._forgotten += 1
+        self._declared.clear()
+
     def forget_all(self) -> None:
         """Ask for all numbers once more."""
+        self.forget_declared()
         self._numbers.clear()
         self._sources.clear()
-        self._declared.clear()
 
 
 def text_of(destination: Destination) -> str:

@@ -264,7 +264,7 @@ _STATEMENTS: Final = {
     **{
         f"send_leased_{how}": f"{_NUMBERED}, new AS ({_NEW[how]}) {_INTO[:-1]}, until, holder, take, deliveries) "
         f"SELECT id, queue, messageid, {_GIVEN}, {_UNTIL}, %s, %s, {{handed}} FROM new RETURNING id, false"
-        for how in ("one", "named")
+        for how in _NEW
     },
     **{
         f"send_topic_{how}": f"{_NUMBERED}, new AS ({new}), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT new.id, s, "
@@ -302,6 +302,9 @@ _STATEMENTS: Final = {
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
     "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
     "ORDER BY id LIMIT %s",
+    # What was sent so by a router that others have taken for dead is nobody's.
+    "taken_by_router": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
+    f"AND NOT {_LOST}",
     "taken_undelivered": " UNION ".join(
         f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE {which} AND take = %s AND until > 0"
         for which in (f"expires > 0 AND expires <= {NOW}", "deliveries > 0 AND deliveries >= %s")

@@ -236,7 +236,7 @@ class SharedStore:
             self._branches = Branches(database, self.leases, self._sending, self._topics)
             self._topics.prepared = self._branches.claimed
             self.waiting.on_queues, self.waiting.on_deleted = self._found, self._topics.forget
-            database.on_failover = self._forget_all
+            self.waiting.on_listening, database.on_failover = self._queues.forget_declared, self._forget_all
             self._forget_all()
             self.listeners: dict[SharedListener, None] = {}
             self._pid, self._opened = os.getpid(), True
@@ -351,7 +351,7 @@ class SharedStore:
             (receipt,) = self._sending.receipts([destination], stored)
             if not stored.sent:
                 return receipt
-            rows = self._database.look("taken", number, receipt.seq, take, 1)
+            rows = self._database.look("taken_by_router", number, receipt.seq, take)
             if not rows:
                 raise StoreFailedError(f"store {self.name!r}: somebody else has it by now, for its lease is over")
             leased = self._message(rows[0], seconds)

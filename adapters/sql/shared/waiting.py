@@ -99,6 +99,8 @@ class Waiting:
         """Called with queues that have come, made by other routers too. No lock may be waited for."""
         self.on_deleted: Callable[[int], None] = lambda queue: None
         """Called with the number of a queue that was deleted."""
+        self.on_listening: Callable[[], None] = lambda: None
+        """Called when this router begins to hear, again too: what was told before it has missed."""
         self.has_orphans: bool = True
         """There may be branches that nobody commits any more, and messages of subscriptions that have ended: who was to
         see to them is gone, or was cut off."""
@@ -246,6 +248,7 @@ class Waiting:
                 with connection:
                     prepared = Prepared(connection, partial(self._await, connection))
                     prepared.script(f"LISTEN {self._channel}")
+                    self.on_listening()
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
                     self._bury_at = time.monotonic() + self._timeout
