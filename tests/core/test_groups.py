@@ -17,6 +17,7 @@ import pytest
 
 from anabranch.adapters.core.features import groups
 from anabranch.adapters.core.messages import DEFAULT_PRIORITY, Message, Outgoing
+from anabranch.policies.config import Redelivery
 from anabranch.policies.names.destination import Destination
 
 from ..contract.disk import PATIENCE, A, B, Disk, assert_whole, drain, take
@@ -441,3 +442,20 @@ def test_what_was_waiting_at_open_is_looked_at_once_it_is_due(disk: Disk, clock:
     assert store.receive(A) is None
     first.ack()
     assert drain(store) == [b"1", b"2"]
+
+
+def test_what_a_rollback_lets_wait_holds_its_group(disk: Disk) -> None:
+    """It was claimed as the store was opened, and waits only since what waits was looked for, for another queue."""
+    store = disk.create(redelivery=Redelivery(delay=60.0))
+    for destination in (A, B):
+        store.send_many(destination, [Outgoing(b"1", group="g"), Outgoing(b"2", group="g")])
+    take(store).release()
+    first = take(store, B)
+    store.claim(first)
+    store.prepare(b"t" * 16, (), [], [first], False).wait()
+    store = disk.reopen(store)
+    if store.volatile:
+        return
+    assert store.receive(A) is None
+    store.rollback_prepared(b"t" * 16).wait()
+    assert store.receive(B) is None

@@ -25,6 +25,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from ....policies.errors import CorruptionError
@@ -60,6 +61,8 @@ class MessageGroups(Feature):
         engine.knows_groups = True
         engine.sequencer.on_grouped = self._note
         self._waits: dict[tuple[int, int], array[int]] | None = None
+        self._claimed: dict[tuple[int, int], list[int]] = {}
+        """Seqs of what prepared branches held as the store was opened: a rollback may let it wait, unseen."""
 
     def start(self) -> None:
         """Have all looked at that the store holds (rule N3)."""
@@ -68,6 +71,8 @@ class MessageGroups(Feature):
             if state.total and not state.is_map:
                 for channel in {state.channel, *state.channels()}:
                     groups = ChannelGroups(engine, channel, engine.sequencer.last_seq, self._waiting)
+                    if channel.held:
+                        self._claimed[state.number, channel.number] = list(channel.held)
                     if engine.backend.settings.priorities:
                         channel.groups = groups  # what is fetched is not all of one page
                     else:
@@ -93,7 +98,8 @@ class MessageGroups(Feature):
                 if number or place[DELIVERIES]:  # what waits since it was sent waits for all, and holds nothing
                     waits.setdefault((state.number, number), array("Q")).append(place[SEQ])
             self._waits = waits
-        return waits.get((channel.state.number, channel.number), ())
+        key = channel.state.number, channel.number
+        return chain(waits.get(key, ()), self._claimed.get(key, ()))
 
 
 class _Held(dict[int, Lease]):
