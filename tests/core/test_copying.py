@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +355,21 @@ def test_an_unknown_destination(both: Both) -> None:
     assert list(read(both.source, A)) == []
     assert amount(both.source, A) == copying.Amount()
     assert common(both.source, both.target, A) == 0
+
+
+def test_a_message_that_dies_before_its_large_body_is_held(tmp_path: Path) -> None:
+    """It is passed over: its body may be gone, and nothing is damaged."""
+    with JournalDisk(tmp_path) as disk:
+        store = disk.create(large_message_size=5000)
+        for number in range(3):
+            store.send(A, store.keep(BytesIO(bytes([number]) * 9000)))
+        items = messages(read(store, A, 0, None))
+        assert next(items).seq == 1
+        kept, dead = take(store), take(store)
+        dead.ack()
+        del dead
+        gc.collect()
+        store.sync()
+        store._engine.bodies.tidy()  # type: ignore[union-attr]
+        assert [(item.seq, bytes(item.large.chunk(0)[:1])) for item in items if item.large] == [(3, b"\2")]
+        kept.ack()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from ....policies.errors import CorruptionError, MessageTooLargeError
@@ -123,6 +124,8 @@ def read(
                 until, each = untils.get(place[SEQ], _AT_ONCE)
                 record = as_carried(record)
                 large = store.large_body(reference_in(record)) if is_large(record) else None
+                if large is not None and engine.asked(partial(engine.rows.row, state, None, place[SEQ])) is None:
+                    continue  # it died before its body was held here, which may be gone
                 yield Stored(record, 0 if state.is_topic else place[DELIVERIES], held, until, each, place[SEQ], large)
     for _, name in ids[at:]:
         yield Seen(name)
