@@ -57,7 +57,8 @@ class Queue(Endpoint[T], Consumer[T]):
 
         Raises what `send` raises, and StoreFullError (nothing was stored) where as many messages of the queue are
         leased as its store allows. OutcomeUnknownError: it may be stored, and nobody holds it; send it again with the
-        same `message_id`.
+        same `message_id`. A client whose owner dies meanwhile is given what it has stored of that `message_id`, if that
+        is free, though somebody else may have sent it.
         """
         if lease is not None:
             require_seconds(lease, "lease")
