@@ -61,7 +61,7 @@ NAMES = {
     "Problem": "line message of_variable",
     "Queue": (
         "browse consume counts dead_letters declare delete depth destination find listen listen_nowait purge receive "
-        "receive_many send send_many send_nowait wait_empty"
+        "receive_many send send_leased send_many send_nowait wait_empty"
     ),
     "Readable": "read",
     "Receipt": "destination dropped duplicate seq",

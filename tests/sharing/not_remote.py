@@ -71,6 +71,7 @@ OF_STORES: Final[Mapping[str, str]] = {
     "test_what_cannot_be_counted_is_not_handed_out": INSIDE,
     "test_what_is_not_sent_is_gone": BODIES,
     "test_what_failed_leaves_its_room_though_its_error_is_kept": AT_ONCE,
+    "test_what_was_leased_again_and_acked_is_not_received": CALLS,
     "test_who_still_holds_it_when_its_store_is_closed_keeps_nothing": INSIDE,
     "test_who_waits_gives_up_in_time": REFUSED,
     **{name: MARKS for name in vars(MarkingContract) if name.startswith("test")},
