@@ -12,7 +12,7 @@ import pytest
 
 from anabranch.adapters.core import Store
 from anabranch.adapters.core.messages import Message, Outgoing
-from anabranch.adapters.core.state.newest import STACK_MAX
+from anabranch.adapters.core.state.stack import STACK_MAX
 from anabranch.adapters.core.store_types import Settlement
 
 from ..contract.disk import A, B, assert_whole, drain

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from ..operations.changes import Ack, Change, Mark, Postponed, Returned, Send
 from ..operations.destination_changes import Declare
-from ..state.newest import STACK_MAX
 from ..state.priorities import FETCH
+from ..state.stack import STACK_MAX
 
 if TYPE_CHECKING:
     from ..operations.plan import Plan
     from ..state.delivery import Delivery
     from ..state.leases import Channel
-    from ..state.newest import Stack
+    from ..state.stack import Stack
 
 
 _NOTHING_COMES: Final = frozenset((Ack, Declare, Mark, Returned))

@@ -32,9 +32,10 @@ from ..messages import EXPIRED, Message, require_leased
 from ..record.place import DELIVERIES, EXPIRES, ORDER, OWN, SEQ, Place
 from .gates import LeaseMovedError
 from .leases import ACKED, CLAIMED, LEASED, LEAVING, MOVING, RELEASED, ROLLED_BACK, Channel, Lease, Receiver
-from .newest import STACK_MIN, Stack, newest_first
+from .newest import newest_first
 from .priorities import Levels
 from .rows import Rows
+from .stack import STACK_MIN, Stack
 from .sweep import Sweep, wall_ms
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from .priorities import Level, Levels
 if TYPE_CHECKING:
     from ..messages import MessageStore
     from .gates import Gate
-    from .newest import Stack
+    from .stack import Stack
 
 LEASED: Final = 1
 CLAIMED: Final = 2

@@ -28,28 +28,6 @@ if TYPE_CHECKING:
 PAGE_MIN: Final = 4
 PAGE_MAX: Final = 512
 """Messages that are asked for at once: few, since the last one is nearly always free, and more behind those."""
-STACK_MIN: Final = 4
-STACK_MAX: Final = 128
-"""Messages that are looked up ahead: twice as many as were given of those before."""
-
-
-class Stack:
-    """The last messages of a queue in a store without priorities. Belongs to the store's lock."""
-
-    __slots__ = ("given", "number", "places")
-
-    def __init__(self, number: int, places: list[Place]) -> None:
-        self.number: int = number
-        """The number of the last plan whose messages are in it."""
-        self.places: list[Place] = places
-        """By seq: the last one is the next."""
-        self.given: int = 0
-        """Messages that were given of it."""
-
-    @property
-    def next_size(self) -> int:
-        """Return how many messages it pays to look up once this one is used up."""
-        return min(max(2 * self.given, STACK_MIN), STACK_MAX)
 
 
 def newest_first(channel: Channel, rows: Rows, highest: int, priorities: bool) -> Iterator[Place]:
