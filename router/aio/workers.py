@@ -74,9 +74,7 @@ def begin(call: Callable[[], R]) -> asyncio.Future[R]:
     return future
 
 
-async def run(
-    call: Callable[[], R], on_late: Callable[[R], object] | None = None, goes_on: bool = False
-) -> R:  # fmt: skip
+async def run(call: Callable[[], R], on_late: Callable[[R], object] | None = None, goes_on: bool = False) -> R:
     """Return what a call returns. Cancelled, the call goes on all the same, and takes effect. With `on_late` it is
     cancelled too, unless it `goes_on`, and this is called with what it has returned nevertheless."""
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()

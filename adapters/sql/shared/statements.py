@@ -262,9 +262,9 @@ _STATEMENTS: Final = {
         for how, new in _NEW.items()
     },
     **{
-        f"send_leased_{how}": f"{_NUMBERED}, new AS ({_NEW[how]}) {_INTO[:-1]}, until, holder, take, deliveries) "
+        f"send_leased_{how}": f"{_NUMBERED}, new AS ({new}) {_INTO[:-1]}, until, holder, take, deliveries) "
         f"SELECT id, queue, messageid, {_GIVEN}, {_UNTIL}, %s, %s, {{handed}} FROM new RETURNING id, false"
-        for how in _NEW
+        for how, new in _NEW.items()
     },
     **{
         f"send_topic_{how}": f"{_NUMBERED}, new AS ({new}), {_SUBSCRIBERS}, stored AS ({_INTO} SELECT new.id, s, "
