@@ -36,12 +36,12 @@ class Awaited(Generic[O]):
     def __hash__(self) -> int:
         return hash(self._of)
 
-    async def _run(
+    def _run(
         self, call: Callable[[], R], on_late: Callable[[R], object] | None = None, goes_on: bool = False
-    ) -> R:  # fmt: skip
+    ) -> Coroutine[Any, Any, R]:
         """Return what a call returns, as `run`. Raises RuntimeError on another loop than the router's."""
         self._require_loop()
-        return await run(call, on_late, goes_on)
+        return run(call, on_late, goes_on)
 
     def _require_loop(self) -> None:
         if asyncio.get_running_loop() is not self._connection.loop:

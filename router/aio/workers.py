@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -25,25 +27,72 @@ log: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+IDLE_MAX: Final = 1000
+"""Workers that are kept for the next calls of their thread: each has a stack of some 20 KiB."""
+
 
 class Worker(greenlet):  # type: ignore[misc]
-    """One call, which waits by `pause` until somebody lets it go on."""
+    """A stack of its own for one call at a time, which waits by `pause` until somebody lets it go on."""
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        super().__init__(run)
-        self.gr_context: Final = contextvars.copy_context()
+    gr_context: contextvars.Context | None
+
+    def __init__(self) -> None:
+        super().__init__(_work_on)
+        self.call: Callable[[], object] | None = None
+        """What it is at."""
+
+    def begin(self, call: Callable[[], object]) -> None:
+        """Begin a call, and come back when it waits, or has ended."""
+        self.call, self.gr_context = call, contextvars.copy_context()
+        self.resume()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let it go on. Once more, or after its call has ended, does no harm: who waits looks what for."""
         if not self.dead:
-            self.parent = getcurrent()
-            self.switch()
+            self._let_go_on(self.switch)
 
-    def cancel(self) -> None:
-        """Let it go on with CancelledError."""
-        if not self.dead:
-            self.parent = getcurrent()
-            self.throw(asyncio.CancelledError())
+    def cancel(self, call: Callable[[], object]) -> None:
+        """Let a call go on with CancelledError, unless it has ended."""
+        if self.call is call and not self.dead:
+            self._let_go_on(partial(self.throw, asyncio.CancelledError()))
+
+    def _let_go_on(self, switch: Callable[[], object]) -> None:
+        self.parent = getcurrent()
+        switch()
+        if self.call is None:
+            self.gr_context = None  # what is in there is not kept until the next call
+
+
+def _work_on() -> None:
+    """Make one call after the other. No frame that pauses here holds its worker, which would then never end."""
+    while True:
+        _make_call()
+        pause()
+
+
+def _make_call() -> None:
+    worker = getcurrent()
+    if worker.call is not None:
+        worker.call()
+        worker.call = None
+        _idle.workers.append(worker)
+
+
+class _Idle(threading.local):
+    """The workers of a thread that have nothing to do: making one costs as much as a call."""
+
+    def __init__(self) -> None:
+        self.workers: deque[Worker] = deque(maxlen=IDLE_MAX)
+
+
+_idle: Final = _Idle()
+
+
+def _begun(call: Callable[[], object]) -> Worker:
+    """Begin a call in a worker, and return that."""
+    worker = _idle.workers.pop() if _idle.workers else Worker()
+    worker.begin(call)
+    return worker
 
 
 def current() -> Worker | None:
@@ -70,7 +119,7 @@ def result_of(future: asyncio.Future[R]) -> R:
 def begin(call: Callable[[], R]) -> asyncio.Future[R]:
     """Begin a call, and return what will have its result."""
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-    Worker(partial(_work, call, future, None)).switch()
+    _begun(partial(_work, call, future, None))
     return future
 
 
@@ -78,15 +127,15 @@ async def run(call: Callable[[], R], on_late: Callable[[R], object] | None = Non
     """Return what a call returns. Cancelled, the call goes on all the same, and takes effect. With `on_late` it is
     cancelled too, unless it `goes_on`, and this is called with what it has returned nevertheless."""
     future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-    worker = Worker(partial(_work, call, future, on_late))
-    worker.switch()
+    work = partial(_work, call, future, on_late)
+    worker = _begun(work)
     try:
         return await future
     except asyncio.CancelledError:
         if on_late is not None:
             if future.cancelled():
                 if not goes_on:
-                    worker.cancel()
+                    worker.cancel(work)
             elif future.exception() is None:
                 on_late(future.result())
         raise
@@ -113,7 +162,7 @@ def _work(call: Callable[[], R], future: asyncio.Future[R], on_late: Callable[[R
 
 def start(call: Callable[[], Any]) -> None:
     """Begin a call whose end nobody waits for. On the loop's thread."""
-    Worker(partial(_run, call)).switch()
+    _begun(partial(_run, call))
 
 
 def _run(call: Callable[[], Any]) -> None:

@@ -279,6 +279,11 @@ class RemoteLeases:
         self, messages: Sequence[Message[Any]], leases: list[RemoteLease], hold: int, end: str, answer: list[Any] | None
     ) -> None:
         """Note what has become of leases, all of which were to end so. Raises the first error."""
+        if answer is None:
+            for lease in leases:
+                self._ended(lease.token, end)
+            note_settled(messages)
+            return
         wrong = _errors(answer, len(leases))
         for lease, error, message in zip(leases, wrong, messages, strict=True):
             if error is None:
