@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
-from ...adapters.core.messages import Message, note_settled
 from .looped import LoopConnection
+from .together import give_back
 from .workers import begin, run
 
 P = ParamSpec("P")
@@ -81,23 +81,25 @@ def _plain(given: Any) -> Any:
     return given._of if isinstance(given, Awaited) else given
 
 
-def give_back(found: Any) -> None:
-    """Give back the messages that a receive has found, if any: it was cancelled, and nobody has seen them."""
-    for message in found if isinstance(found, list) else [found]:
-        if isinstance(message, Message):
-            note_settled([message])
-            message._store.give_back(message._note)
+class Received(AsyncIterator[R]):
+    """Iterates over what a call returns, until that is None."""
+
+    def __init__(self, receive: Callable[[], Awaitable[R | None]]) -> None:
+        self._receive = receive
+
+    async def __anext__(self) -> R:
+        found = await self._receive()
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
 
 class Each(Generic[R], AsyncIterator[R]):
-    """Iterates over what a call returns, whose steps ask the owner now and then. A step that is cancelled is given back
-    if there is `on_late`; else it goes on, and the next one gives what it has found."""
+    """Iterates over what a call returns, whose steps ask the owner now and then. A step that is cancelled goes on, and
+    the next one gives what it has found."""
 
-    def __init__(
-        self, of: Awaited[Any], begin: Callable[[], Iterator[Any]], convert: Callable[[Any], R],
-        on_late: Callable[[Any], object] | None = None,
-    ) -> None:  # fmt: skip
-        self._of, self._begin, self._convert, self._on_late = of, begin, convert, on_late
+    def __init__(self, of: Awaited[Any], begin: Callable[[], Iterator[Any]], convert: Callable[[Any], R]) -> None:
+        self._of, self._begin, self._convert = of, begin, convert
         self._iterator: Iterator[Any] | None = None
         self._step: asyncio.Future[Any] | None = None
 
@@ -107,20 +109,17 @@ class Each(Generic[R], AsyncIterator[R]):
         return next(self._iterator, _END)
 
     async def __anext__(self) -> R:
-        found = await (self._resumed() if self._on_late is None else self._of._run(self._next, self._on_late))
-        if found is _END:
-            raise StopAsyncIteration
-        return self._convert(found)
-
-    async def _resumed(self) -> Any:
         self._of._require_loop()
         step, self._step = self._step or begin(self._next), None
         try:
-            return await asyncio.shield(step)
+            found = await asyncio.shield(step)
         except asyncio.CancelledError:
             if not step.cancelled():
                 self._step = step
             raise
+        if found is _END:
+            raise StopAsyncIteration
+        return self._convert(found)
 
 
 class Ahead(Generic[R], AsyncIterator[R]):

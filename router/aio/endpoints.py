@@ -7,21 +7,22 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from functools import partial
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from ...adapters.core.messages import DEFAULT_PRIORITY, Headers, LargeBody, Message, Readable, T
 from ...adapters.core.store_types import Subscription
 from ...policies.errors import TransactionError
 from ..api.codecs import V
-from ..api.consumer import Backlog, Consumer, pauses_of, require_count
+from ..api.consumer import Backlog, Consumer, countdown, pauses_of, require_count
 from ..api.dead_letter import DeadLetter
 from ..api.endpoint import Endpoint
 from ..api.map import Map
 from ..api.topic import Subscriber
 from ..api.transaction import Transaction
-from .awaiting import Ahead, Awaited, Each, R, awaited, awaited_with, give_back
+from .awaiting import Ahead, Awaited, Each, R, Received, awaited, awaited_with
 from .looped import LoopConnection
+from .together import give_back
 
 if TYPE_CHECKING:
     from ..router import Router
@@ -39,7 +40,14 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
             raise AttributeError(f"an AsyncMessage has no {name}: let a task await {name.removesuffix('_nowait')}()")
         return getattr(self._of, name)
 
-    ack: Final = awaited(Message.ack)
+    async def ack(self, *, connection: Any = None) -> None:
+        """Ack the message, as Message.ack. Cancelled, it takes effect all the same."""
+        if connection is None and self._connection.is_asked:
+            self._require_loop()
+            await self._connection.together.ack(self._of)
+        else:
+            await self._run(partial(self._of.ack, connection=connection))
+
     release: Final = awaited(Message.release)
     reject: Final = awaited(Message.reject)
     extend: Final = awaited(Message.extend)
@@ -107,6 +115,13 @@ class _Consumer(_Backlog[T]):
     ) -> AsyncMessage[T] | None:
         """Lease the first message that nobody holds, or the newest, as Consumer.receive. Cancelled, it has leased
         nothing."""
+        if self._connection.is_asked and not newest and type(lease) in (int, float, NoneType):
+            self._require_loop()
+            left = countdown(timeout)
+            together, is_known = await self._connection.together.receive(self._of, lease)
+            if together is not None or (is_known and timeout == 0):
+                return None if together is None else self._message(together)
+            timeout = left()
         found = await self._run(partial(self._of.receive, timeout, lease=lease, newest=newest), give_back)
         return None if found is None else self._message(found)
 
@@ -124,8 +139,7 @@ class _Consumer(_Backlog[T]):
         so many more are leased, in one step, and wait in this process; they go back, not counted as deliveries, when
         the iterator is let go of. Raises also TypeError and ValueError for what is no such number."""
         if not prefetch:
-            receive = partial(self._of.receive, timeout, lease=lease)
-            return Each(self, lambda: iter(receive, None), self._message, give_back)
+            return Received(partial(self.receive, timeout, lease=lease))
         require_count(prefetch)
         return Ahead(self, partial(self._of.receive_many, 1 + prefetch, timeout, lease=lease), self._message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import logging
 import socket
@@ -23,6 +24,7 @@ from ..sharing.client import heartbeat
 from ..sharing.client.exchange import RETRY_SECONDS, Asked, Exchange
 from ..sharing.client.greeting import Greeter
 from ..sharing.descriptors import READ_BYTES, send
+from .together import Together
 from .workers import GreenletExit, current, pause, result_of, start
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -46,7 +48,12 @@ class LoopConnection(Exchange):
         """What is to go, with descriptors."""
         self._going: list[Asked] = []
         """Those whose requests are in `_out`, of which nothing has gone yet."""
-        self._is_to_flush = self._is_writing = False
+        self.is_asked: bool = False
+        """Something is to go to the owner with this turn of the loop."""
+        self._is_writing = False
+        self.together: Final = Together()
+        self._context = contextvars.Context()
+        """That of no task."""
         self._beating: asyncio.TimerHandle | None = None
         self._quiet = 0
         """For so many periods nothing has come; -1: something has in this one."""
@@ -168,12 +175,13 @@ class LoopConnection(Exchange):
             self._out[-1][0].extend(frame)
         else:
             self._out.append((bytearray(frame), fd))
-        if not self._is_to_flush:  # with all that others ask in this turn of the loop
-            self._is_to_flush = True
-            self.loop.call_soon(self._flush)
+        if not self.is_asked:  # with all that others ask in this turn of the loop
+            self.is_asked = True
+            self.loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
-        self._is_to_flush = False
+        self.together.begin()
+        self.is_asked = False
         if self._sock is None:
             return
         for asked in self._going:

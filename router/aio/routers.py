@@ -13,9 +13,10 @@ from ..api.addresses import Address
 from ..placement.on_disk.in_force import configuration_of
 from ..router import Router
 from ..sharing.client.router import SharedRouter
-from .awaiting import Awaited, awaited, awaited_with, give_back
+from .awaiting import Awaited, awaited, awaited_with
 from .endpoints import AsyncMap, AsyncMessage, AsyncQueue, AsyncTopic, AsyncTransaction
 from .looped import LoopConnection
+from .together import give_back
 from .workers import run
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class AsyncRouter(Awaited[SharedRouter]):
         opened = await run(begin, lambda late: late.close())
         connection = opened._store.connection
         assert isinstance(connection, LoopConnection)
+        connection.together.ack_all = lambda messages: opened.ack(messages)
         super().__init__(connection, opened)
         self._is_open = True
         return self

@@ -1,0 +1,113 @@
+"""What tasks ask for in one turn of their loop, asked for together: receives of one queue, and acks.
+
+The first goes by itself, at once; those that come until it has gone to the owner are gathered, and go behind it.
+Whatever one of them cannot have so it asks for by itself, and hears its own error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ...adapters.core.messages import Message, note_settled
+from ...adapters.core.state.leases import ACKED, LEASED
+from ...policies.names.destination import Destination
+from ..api.consumer import Consumer
+from ..sharing.client.leases import RemoteLease
+from .workers import start
+
+_ALONE: Final = object()
+"""The outcome of what is to be asked for by itself."""
+Waiting = list[asyncio.Future[Any]]
+
+
+class Together:
+    """Those of one connection. On the thread of its loop."""
+
+    def __init__(self) -> None:
+        self.ack_all: Callable[[list[Message[Any]]], None]
+        """Router.ack of the router."""
+        self._receives: dict[tuple[Consumer[Any], float | None], Waiting] = {}
+        self._acks: dict[Destination, list[tuple[Message[Any], asyncio.Future[Any]]]] = {}
+
+    async def receive(self, consumer: Consumer[Any], lease: float | None) -> tuple[Message[Any] | None, bool]:
+        """Return a message that is there, or None, and whether that is so. Cancelled, it has leased nothing."""
+        future = asyncio.get_running_loop().create_future()
+        self._receives.setdefault((consumer, lease), []).append(future)
+        try:
+            found = await future
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                give_back(future.result())
+            raise
+        return (None, False) if found is _ALONE else (found, True)
+
+    async def ack(self, message: Message[Any]) -> None:
+        """Ack a message. Cancelled, it takes effect all the same."""
+        future = asyncio.get_running_loop().create_future()
+        self._acks.setdefault(message.destination, []).append((message, future))
+        await future
+
+    def begin(self) -> None:
+        """Ask for what was gathered."""
+        if self._receives:
+            receives, self._receives = self._receives, {}
+            for (consumer, lease), waiting in receives.items():
+                start(partial(_received, consumer, lease, waiting))
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            for some in acks.values():
+                start(partial(self._acked, some))
+
+    def _acked(self, asked: list[tuple[Message[Any], asyncio.Future[Any]]]) -> None:
+        held = {message for message, _ in asked if _is_held(message)}
+        try:
+            self.ack_all([message for message, _ in asked])
+        except Exception as error:
+            for message, one in asked:
+                if message in held and message._note.end == ACKED:  # of several some may be acked nevertheless
+                    _tell([one], None)
+                elif len(asked) > 1:
+                    start(partial(self._acked, [(message, one)]))
+                elif not one.done():
+                    one.set_exception(error)
+        else:
+            _tell([one for _, one in asked], None)
+
+
+def _is_held(message: Message[Any]) -> bool:
+    return isinstance(message._note, RemoteLease) and message._note.hold == LEASED
+
+
+def _received(consumer: Consumer[Any], lease: float | None, waiting: Waiting) -> None:
+    while waiting := [one for one in waiting if not one.done()]:
+        try:
+            found = consumer.receive_many(len(waiting), lease=lease)
+        except Exception:
+            _tell(waiting, _ALONE)
+            return
+        if not found:
+            _tell(waiting, None)
+        left = iter([one for one in waiting if not one.done()])  # some were cancelled meanwhile
+        for message in found:
+            one = next(left, None)
+            if one is None:
+                give_back(message)
+            else:
+                one.set_result(message)
+
+
+def _tell(waiting: Waiting, outcome: object) -> None:
+    for one in waiting:
+        if not one.done():
+            one.set_result(outcome)
+
+
+def give_back(found: Any) -> None:
+    """Give back the messages that a receive has found, if any: it was cancelled, and nobody has seen them."""
+    for message in found if isinstance(found, list) else [found]:
+        if isinstance(message, Message):
+            note_settled([message])
+            message._store.give_back(message._note)
