@@ -6,8 +6,10 @@
     send     200 B, each on disk before the call returns
     pipe     the same with 16 in flight in each process
     work     one sent, one received and acked, in turn, all processes on one queue
-    many     as send, by 32 threads of each process, or by 1,000 awaits of anabranch.aio (peers threads, awaits)
+    many     as send, by 32 threads of each process (peer threads; own: of one that has the directory for itself), or by
+             1,000 awaits of anabranch.aio (awaits)
     many_work  as work, likewise
+    many_take  received and acked, likewise; sent before, 4,000 in one call, within the time
 
 Each run is `--seconds` long, in processes that begin at once. Peers take turns in each round. sqlite3: one table, WAL,
 `synchronous=FULL`, a message in hand leased by a column and deleted by its ack, as SQLite-based queues do. Redis: an
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sqlite3
 import statistics
@@ -44,6 +47,10 @@ LEASE_SECONDS: Final = 60.0
 STORES: Final = "directory: .\nstores:\n  - name: all\n    match: ['>']\n    journal: {{sync: {}}}\n"
 
 
+def configure(directory: Path, durable: bool) -> None:
+    (directory / "stores.yaml").write_text(STORES.format("always" if durable else "never"))
+
+
 class Shared:
     """A directory that the processes share."""
 
@@ -54,13 +61,13 @@ class Shared:
 
     @staticmethod
     def begin(directory: Path, durable: bool) -> tuple[str, Any]:
-        (directory / "stores.yaml").write_text(STORES.format("always" if durable else "never"))
+        configure(directory, durable)
         router = anabranch.open(directory, shared=True)
         router.queue("q").declare()
         return str(directory), router
 
     @staticmethod
-    def owner(server: Any) -> int:
+    def owner(server: Any) -> int | None:
         return int((server.config.directory / "router.lock").read_text().split()[0])
 
     def send(self) -> None:
@@ -75,6 +82,9 @@ class Shared:
 
     def work(self) -> None:
         self._queue.send(BODY)
+        self.take()
+
+    def take(self) -> None:
         message = self._queue.receive(timeout=10.0)
         assert message is not None
         message.ack()
@@ -103,6 +113,28 @@ class Threads(Shared):
 
     def many_work(self) -> int:
         return self._all(self.work)
+
+    def many_take(self) -> int:
+        self._queue.send_many([BODY] * BURST)
+        return self._all(self.take)
+
+
+class Own(Threads):
+    """The threads of a process that has the directory for itself."""
+
+    def __init__(self, place: str) -> None:
+        self._router = anabranch.open(place)
+        self._queue = self._router.queue("q")
+        self._pool = ThreadPoolExecutor(self.THREADS)
+
+    @staticmethod
+    def begin(directory: Path, durable: bool) -> tuple[str, Any]:
+        configure(directory, durable)
+        return str(directory), contextlib.ExitStack()
+
+    @staticmethod
+    def owner(server: Any) -> None:
+        """There is none."""
 
 
 class Awaits:
@@ -133,6 +165,9 @@ class Awaits:
 
     async def _worked(self) -> None:
         await self._queue.send(BODY)
+        await self._taken()
+
+    async def _taken(self) -> None:
         message = await self._queue.receive(timeout=10.0)
         assert message is not None
         await message.ack()
@@ -142,6 +177,10 @@ class Awaits:
 
     def many_work(self) -> int:
         return self._all(self._worked)
+
+    def many_take(self) -> int:
+        self._runner.run(self._queue.send_many([BODY] * BURST))
+        return self._all(self._taken)
 
 
 class Sqlite:
@@ -215,7 +254,7 @@ class Redis:
 
 
 PEERS: Final[dict[str, Any]] = {
-    "anabranch": Shared, "threads": Threads, "awaits": Awaits, "sqlite3": Sqlite, "redis": Redis,
+    "anabranch": Shared, "threads": Threads, "own": Own, "awaits": Awaits, "sqlite3": Sqlite, "redis": Redis,
 }  # fmt: skip
 
 
