@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 
 from anabranch.adapters.sql.shared.prepared import Prepared
 
@@ -57,6 +59,29 @@ def test_what_is_larger_than_a_socket_holds(connection: Any) -> None:
     prepared, body = Prepared(connection), os.urandom(LARGE)
     assert prepared.run("SELECT $1::bytea", [body]) == [(body,)]
     assert prepared.run("SELECT octet_length(x) FROM unnest($1::bytea[]) AS x", [[body, b"x"]]) == [(LARGE,), (1,)]
+
+
+def test_rows_that_were_returned_are_kept_by_nobody(connection: Any) -> None:
+    prepared = Prepared(connection)
+    for _ in range(2):
+        assert len(prepared.run("SELECT x FROM generate_series(1, $1::integer) AS x", [1000])) == 1000
+        assert [rows.pgresult for rows in prepared._rows.values()] == [None]
+
+
+class _Length(Loader):
+    """Loads the length of a value."""
+
+    format = Format.BINARY
+
+    def load(self, data: Any) -> int:
+        return len(data)
+
+
+def test_what_a_program_registers_with_its_driver_changes_nothing(connection: Any) -> None:
+    for name in ("text", "bytea", "int8"):
+        connection.adapters.register_loader(name, _Length)
+    assert connection.execute("SELECT 'abc'", binary=True).fetchall() == [(3,)]
+    assert Prepared(connection).run("SELECT 'abc'::text, $1::bytea, 7::bigint", [b"x"]) == [("abc", b"x", 7)]
 
 
 def test_after_an_error_it_goes_on(connection: Any) -> None:

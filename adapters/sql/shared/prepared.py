@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg
+from psycopg import postgres
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus, Format
+from psycopg.types.array import register_all_arrays
 
 _int4: Final = struct.Struct("!i")
 _int8: Final = struct.Struct("!q")
@@ -20,12 +23,12 @@ _ARRAYS: Final = {_INT8: 1016, _TEXT: 1009, _BYTEA: 1001}
 _GOOD: Final = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 
 # Parameters are binary, and of one type whatever the value: else each size of number had a plan of its own.
-_DUMPED: Final[dict[type, tuple[int, Callable[[Any], bytes | None]]]] = {
+_DUMPED: Final[dict[type, tuple[int, Callable[[Any], bytes] | None]]] = {
     int: (_INT8, _int8.pack),
     str: (_TEXT, str.encode),
     bytes: (_BYTEA, bytes),
     bool: (16, lambda value: b"\1" if value else b"\0"),
-    type(None): (0, lambda value: None),
+    type(None): (0, None),
 }
 
 
@@ -41,79 +44,61 @@ def _array(values: Sequence[Any]) -> tuple[int, bytes | None]:
         return _ARRAYS[of], struct.pack("!iiiii" + "iq" * count, 1, 0, of, count, 1, *both)
     parts = [struct.pack("!iiiii", 1, 1, of, len(values), 1)]
     for value in values:
-        dumped = None if value is None else dump(value)
+        dumped = None if value is None else dump and dump(value)
         parts += (_int4.pack(-1),) if dumped is None else (_int4.pack(len(dumped)), dumped)
     return _ARRAYS[of], b"".join(parts)
 
 
-def _loaded_array(data: bytes) -> list[Any]:
-    """Return the values of an array; none is NULL."""
-    has_values, _, of = struct.unpack_from("!iii", data)
-    if not has_values:
-        return []
-    (count,), at, values = _int4.unpack_from(data, 12), 20, []
-    if of == _INT8:
-        return list(struct.unpack_from("!" + "iq" * count, data, at)[1::2])
-    for _ in range(count):
-        (size,) = _int4.unpack_from(data, at)
-        values.append(_LOADED[of](data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    return values
-
-
-_LOADED: Final[dict[int, Callable[[bytes], Any]]] = {
-    16: b"\1".__eq__,
-    _BYTEA: bytes,
-    _INT8: lambda data: _int8.unpack(data)[0],
-    23: lambda data: _int4.unpack(data)[0],
-    _TEXT: bytes.decode,
-    1043: bytes.decode,
-    1007: _loaded_array,
-    1016: _loaded_array,
-    2278: lambda data: None,  # void
-}
+# What a program registers with psycopg for its own connections is not for these.
+_TYPES: Final = AdaptersMap(types=postgres.types)
+postgres.register_default_adapters(_TYPES)
+register_all_arrays(_TYPES)
 
 
 class Prepared:
     """The statements of one connection, which does nothing else meanwhile. After an error of any kind but psycopg's own
     the connection is good for nothing."""
 
-    __slots__ = ("_known", "_names", "_pgconn", "_wait")
+    __slots__ = ("_known", "_names", "_pgconn", "_rows", "_wait")
 
     def __init__(self, connection: psycopg.Connection[Any], wait: Callable[[], object] | None = None) -> None:
         """`wait` waits for the connection, and raises where that is given up; None: as long as it takes."""
         self._pgconn = connection.pgconn
         self._names: dict[tuple[Any, ...], bytes] = {}
-        self._known: dict[tuple[Any, ...], tuple[bytes, list[Any], list[int], list[Any]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[bytes, list[Any], list[int]]] = {}
         """Statements that were run before with values of the same kinds, none of them an array."""
+        self._rows: dict[bytes, Any] = {}
+        """By name, what loads the rows of each statement that has returned some: a Transformer."""
         poll = select.poll()
         poll.register(self._pgconn.socket, select.POLLIN)
         self._wait = wait or poll.poll
 
     def run(self, statement: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a statement with $1, $2 and so on in it. Raises psycopg.Error."""
-        pgconn, kinds = self._pgconn, (statement, *map(type, given))
+        kinds = (statement, *map(type, given))
         known = self._known.get(kinds)
         if known is None:
-            name, values, loads = *self._prepared(statement, given), None
+            name, values = self._prepared(statement, given)
             formats = [_BINARY] * len(values)
-        else:
-            name, dumps, formats, loads = known
-            values = [dump(value) for dump, value in zip(dumps, given, strict=True)]
-        pgconn.send_query_prepared(name, values, formats, _BINARY)
-        result = self._result()
-        if not result.ntuples:
-            return []
-        columns = range(result.nfields)
-        if loads is None:
-            loads = [_LOADED[result.ftype(column)] for column in columns]
             if list not in kinds:
-                self._known[kinds] = name, [_DUMPED[type(value)][1] for value in given], formats, loads
-        get = result.get_value
-        return [
-            tuple([None if (data := get(row, column)) is None else loads[column](data) for column in columns])
-            for row in range(result.ntuples)
-        ]
+                self._known[kinds] = name, [_DUMPED[type(value)][1] for value in given], formats
+        else:
+            name, dumps, formats = known
+            values = [dump and dump(value) for dump, value in zip(dumps, given, strict=True)]
+        self._pgconn.send_query_prepared(name, values, formats, _BINARY)
+        result = self._result()
+        count = result.ntuples
+        if not count:
+            return []
+        rows = self._rows.get(name)
+        if rows is None:
+            rows = self._rows[name] = Transformer(_TYPES)
+            rows.set_pgresult(result, format=Format.BINARY)
+        else:
+            rows.set_pgresult(result, set_loaders=False)
+        found: list[tuple[Any, ...]] = rows.load_rows(0, count, tuple)
+        rows.set_pgresult(None, set_loaders=False)  # else it is kept until the next one comes
+        return found
 
     def _prepared(self, statement: str, given: Sequence[Any]) -> tuple[bytes, list[Any]]:
         """Return the name under which a statement is prepared for values of these kinds, and the values."""
@@ -124,7 +109,7 @@ class Prepared:
                 kind, dumped = _array(value)
             else:
                 kind, dump = _DUMPED[of]
-                dumped = dump(value)
+                dumped = dump and dump(value)
             types.append(kind)
             values.append(dumped)
         key = statement, *types
