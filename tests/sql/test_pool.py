@@ -246,7 +246,7 @@ def test_one_that_has_idled_is_asked_before_it_is_given_out(opened: Open, postgr
     postgres.start()
     for record in pool(engine)._idle:
         assert record.record_info is not None
-        record.record_info["used"] -= 10
+        record.record_info["slot"].used -= 10
     assert len(pids(engine, 3)) == 3
 
 

@@ -31,6 +31,7 @@ log: logging.Logger = logging.getLogger(__name__)
 TRUST: Final = 1.0
 """Seconds for which a connection that was in use is believed to work still; after that it is asked first."""
 TICK_MAX: Final = 1.0
+SLOT: Final = "slot"
 CURSORS: Final = "cursors"
 CURSORS_MAX: Final = 8
 """The number of cursors that are noted of a connection. More than one statement is at work only while rows of another
@@ -63,18 +64,33 @@ def taken() -> int:
 
 
 def _use() -> _Use:
-    return _Use(time.monotonic(), threading.get_ident(), taken())
+    return tuple.__new__(_Use, (time.monotonic(), threading.get_ident(), next(_numbers)))  # as its own, less two calls
 
 
 class _Slot:
     """One connection's place among the most that there may be. It is given back, or lost with the last who knew it: one
     who was interrupted, say."""
 
-    __slots__ = ("__weakref__", "use")
+    __slots__ = ("__weakref__", "_record", "asked", "use", "used")
 
     def __init__(self, use: _Use) -> None:
-        self.use = use
-        """The use that the connection was made for."""
+        self.use: _Use | None = use
+        """Whose the connection is now; None: nobody's."""
+        self.used = self.asked = 0.0
+        """When it was in use last, and when it was asked last whether it answers (monotonic)."""
+        self._record: weakref.ref[ConnectionPoolEntry] | None = None
+
+    @property
+    def record(self) -> ConnectionPoolEntry | None:
+        """Return the connection; None before it is made. One whose user was interrupted before he had it is closed when
+        nobody knows it."""
+        return None if self._record is None else self._record()
+
+    def fill(self, record: ConnectionPoolEntry) -> None:
+        """Note the connection that was made."""
+        self.used = time.monotonic()
+        record.record_info[SLOT] = self  # type: ignore[index]
+        self._record = weakref.ref(record)
 
 
 class KeptPool(Pool):
@@ -114,9 +130,7 @@ class KeptPool(Pool):
         # perhaps in a thread that is in here, and so may a signal handler.
         self._lock = threading.RLock()
         self._idle: deque[ConnectionPoolEntry] = deque()  # used last: at the right, and taken first
-        # Weak: one whose user was interrupted before it had it is closed when nobody knows it.
-        self._out: weakref.WeakKeyDictionary[ConnectionPoolEntry, _Use] = weakref.WeakKeyDictionary()
-        self._slots: weakref.WeakSet[_Slot] = weakref.WeakSet()
+        self._slots: weakref.WeakKeyDictionary[_Slot, None] = weakref.WeakKeyDictionary()
         self._waiters: deque[threading.Lock] = deque()
         self._kept = self._disposed = self._down = False
         self._round: threading.Thread | None = None
@@ -124,26 +138,30 @@ class KeptPool(Pool):
     # Methods that Pool asks of its kinds
 
     def _do_get(self) -> ConnectionPoolEntry:
-        deadline = time.monotonic() + self._timeout
+        deadline = 0.0
         while True:
-            use, slot = _use(), None
+            use, new = _use(), None
+            deadline = deadline or use.since + self._timeout
             with self._lock:
                 record = self._idle[-1] if self._idle else None
-                if record is None and (self._most < 0 or len(self._slots) < self._most):
-                    slot = _Slot(use)
-                    self._slots.add(slot)
-                elif record is None:
+                if record is not None:
+                    slot = _slot_of(record)
+                    slot.use = use  # first: who is struck now finds it there (`end_since`)
+                    self._idle.pop()
+                    idled = use.since - slot.used
+                elif self._most < 0 or len(self._slots) < self._most:
+                    new = _Slot(use)
+                    self._slots[new] = None
+                else:
                     gate = threading.Lock()
                     gate.acquire()
                     self._waiters.append(gate)
-                else:
-                    self._out[record] = use  # first: who is struck now finds it there (`end_since`)
-                    self._idle.pop()
             if record is not None:
-                self._doubted(record)
+                if idled >= TRUST:
+                    self._doubted(record)
                 return record
-            if slot is not None:
-                return self._made(slot)
+            if new is not None:
+                return self._made(new)
             left = deadline - time.monotonic()
             if left <= 0 or not gate.acquire(timeout=min(left, SLICE)):
                 with self._lock:
@@ -160,27 +178,27 @@ class KeptPool(Pool):
             record = self._create_connection()
         except BaseException:
             with self._lock:  # some other thread may walk through them
-                self._slots.discard(slot)  # now, not when the frames are gone that the error's traceback keeps
+                self._slots.pop(slot, None)  # now, not when the frames are gone that the error's traceback keeps
             raise
-        _about(record).update(slot=slot, used=time.monotonic(), asked=0.0)
         with self._lock:
-            self._out[record] = slot.use
+            slot.fill(record)
             kept, self._kept = self._kept, True
         if not kept:
             self._tick(weakref.ref(self))
         return record
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
-        _about(record)["used"] = time.monotonic()
+        slot = _slot_of(record)
+        slot.used = time.monotonic()
         close_cursors(record)
-        self._put(record)
+        self._put(record, slot)
 
-    def _put(self, record: ConnectionPoolEntry) -> None:
+    def _put(self, record: ConnectionPoolEntry, slot: _Slot) -> None:
         with self._lock:
             dropped = self._disposed or record.dbapi_connection is None
             if not dropped:
                 self._idle.append(record)
-            self._out.pop(record, None)  # not before: who is struck between the two finds it there
+            slot.use = None  # not before: who is struck between the two finds it there
             gate = self._waiters.popleft() if self._waiters else None
         if dropped:
             self._give_up(record)
@@ -216,9 +234,7 @@ class KeptPool(Pool):
     def _doubted(self, record: ConnectionPoolEntry) -> None:
         """Ask a connection that has idled for a while. A dead one is made anew on its way out, and so are the
         others."""
-        if time.monotonic() - _about(record)["used"] < TRUST or record.dbapi_connection is None:
-            return
-        if not self._answers(record):
+        if record.dbapi_connection is not None and not self._answers(record):
             record.invalidate()
             self.drop_idle()
 
@@ -267,9 +283,8 @@ class KeptPool(Pool):
             self._give_up(record)
 
     def _give_up(self, record: ConnectionPoolEntry) -> None:
-        slot: _Slot = _about(record)["slot"]
         with self._lock:
-            self._slots.discard(slot)
+            self._slots.pop(_slot_of(record), None)
         record.close()
 
     @staticmethod
@@ -298,10 +313,10 @@ class KeptPool(Pool):
 
     def _due(self, record: ConnectionPoolEntry) -> str:
         """Return what is to be done with an idle connection: "" nothing, "ask", or "close" it."""
-        about, now = _about(record), time.monotonic()
-        if now - about["used"] >= self._idle_timeout and len(self._slots) > self._least:
+        slot, now = _slot_of(record), time.monotonic()
+        if now - slot.used >= self._idle_timeout and len(self._slots) > self._least:
             return "close"
-        if self._statement and now - max(about["used"], about["asked"]) >= self._interval:
+        if self._statement and now - max(slot.used, slot.asked) >= self._interval:
             return "ask"
         return ""
 
@@ -319,10 +334,10 @@ class KeptPool(Pool):
                 self._idle.remove(record)
                 if due == "close":
                     closed.append(record)
-                    self._slots.discard(_about(record)["slot"])  # the next one counts without it
+                    self._slots.pop(_slot_of(record), None)  # the next one counts without it
                 else:
                     asked.append(record)
-                    self._out[record] = _use()
+                    _slot_of(record).use = _use()
         for record in closed:
             record.close()
         for record in asked:
@@ -330,12 +345,12 @@ class KeptPool(Pool):
                 record.invalidate()
                 self.drop_idle()
             else:
-                _about(record)["asked"] = time.monotonic()
+                _slot_of(record).asked = time.monotonic()
             self._put_first(record)
 
     def _put_first(self, record: ConnectionPoolEntry) -> None:
         """Put a connection back to where it was: it has not been of use."""
-        self._put(record)
+        self._put(record, _slot_of(record))
         with self._lock:
             if self._idle and self._idle[-1] is record:
                 self._idle.rotate(1)
@@ -347,7 +362,7 @@ class KeptPool(Pool):
                     self._down = False
                     return
                 slot = _Slot(_use())
-                self._slots.add(slot)
+                self._slots[slot] = None
             try:
                 record = self._made(slot)
             except Exception as error:
@@ -355,7 +370,7 @@ class KeptPool(Pool):
                     log.warning("%s takes no connections; tried again: %s", self._name, self._words_of(error))
                 self._down = True
                 return
-            self._put(record)
+            self._put(record, slot)
             del record, slot
 
     def _cut_off(self) -> None:
@@ -363,12 +378,14 @@ class KeptPool(Pool):
         if not self._response_timeout:
             return
         overdue = time.monotonic() - self._response_timeout
+        late = []
         with self._lock:
-            uses = [(record, self._out.get(record)) for record in self._in_use()]
-            late = [(record, use) for record, use in uses if use is not None and use.since < overdue]
-            for record, use in late:
-                self._out[record] = use._replace(since=time.monotonic())
-        for record, _ in late:
+            for record in self._in_use():
+                slot = _slot_of(record)
+                if slot.use is not None and slot.use.since < overdue:
+                    slot.use = slot.use._replace(since=time.monotonic())
+                    late.append(record)
+        for record in late:
             log.error("the database has not answered for %g seconds: the connection is cut off", self._response_timeout)
             self._shut_down(record)
 
@@ -383,17 +400,19 @@ class KeptPool(Pool):
         """End what this thread has taken since `taken` gave this number, and has not given back. The thread was struck
         in a call that began then. Each such connection is closed, with all that it was at: the thread's traceback may
         hold it for long."""
-        me = threading.get_ident()
+        me, lost = threading.get_ident(), []
         with self._lock:
-            lost = [record for record in self._in_use() if self._out[record].is_since(number, me)]
-            there = [*self._idle, *self._in_use()]
-            for record in lost:
+            for slot in self._used_slots():
+                if slot.use is None or not slot.use.is_since(number, me):
+                    continue
+                record = slot.record
+                if record is None:
+                    self._slots.pop(slot, None)  # of a connection that was not made
+                    continue
                 if record in self._idle:
                     self._idle.remove(record)
-                self._out.pop(record)
-            known = {id(_about(record).get("slot")) for record in there}
-            for slot in [slot for slot in self._slots if slot.use.is_since(number, me) and id(slot) not in known]:
-                self._slots.discard(slot)  # of a connection that was not made
+                slot.use = None
+                lost.append(record)
         for record in lost:
             fairy = getattr(record, "fairy_ref", None)  # what SQLAlchemy would give it back by, later
             ((fairy() if fairy is not None else None) or record).invalidate()
@@ -411,16 +430,20 @@ class KeptPool(Pool):
         except (OSError, self._driver.Error) as error:
             log.debug("a connection to the database has gone already: %s", type(error).__name__)
 
+    def _used_slots(self) -> list[_Slot]:
+        """Return the slots in use. All are taken in one step, as one may come back in between, by this very thread."""
+        slots = [slot for reference in self._slots.keyrefs() if (slot := reference()) is not None]
+        return [slot for slot in slots if slot.use is not None]
+
     def _in_use(self) -> list[ConnectionPoolEntry]:
-        """Return the connections in use. Each is taken in one step, as one may come back in between, by this very
-        thread."""
-        return [record for reference in self._out.keyrefs() if (record := reference()) is not None]
+        """Return the connections in use."""
+        return [record for slot in self._used_slots() if (record := slot.record) is not None]
 
     def leave(self) -> None:
         """Forget the connections in a forked child. To close them would end them for the parent too."""
         _left.append((list(self._idle), self._in_use()))
         self._lock = threading.RLock()
-        self._idle, self._out, self._disposed = deque(), weakref.WeakKeyDictionary(), True
+        self._idle, self._slots, self._disposed = deque(), weakref.WeakKeyDictionary(), True
 
 
 _left: Final[list[Any]] = []
@@ -444,7 +467,6 @@ def close_cursors(record: ConnectionPoolEntry) -> None:
                 cursor.close()
 
 
-def _about(record: ConnectionPoolEntry) -> dict[Any, Any]:
-    info = record.record_info
-    assert info is not None
-    return info
+def _slot_of(record: ConnectionPoolEntry) -> _Slot:
+    slot: _Slot = record.record_info[SLOT]  # type: ignore[index]  # a record of a pool's has a dict there
+    return slot
