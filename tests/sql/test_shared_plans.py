@@ -96,7 +96,7 @@ def scans(store: Any, table: str) -> dict[str, list[tuple[str, str, str]]]:
     found = {}
     with store._database.engine.connect() as connection:
         cursor = psycopg.RawCursor(connection.connection.driver_connection)
-        for name, text in store._database._statements._said.items():
+        for name, text in store._database._statements.items():
             if name in COMMANDS:
                 continue
             given = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", text)), default=0))

@@ -526,7 +526,9 @@ def test_what_took_effect_and_cannot_be_looked_at_is_not_told_as_failed(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, error: StoreFailedError
 ) -> None:
     database = store_of(opened(shared, "a")[0])._database
-    monkeypatch.setattr(database, "_trying", lambda run: [7])  # its answer was lost, and its row says that it was done
+    monkeypatch.setattr(
+        database, "_trying", lambda *_: (None, [7])
+    )  # its answer was lost, and its row says that it was done
     sent: list[list[int]] = []
 
     def lost(ids: list[int]) -> list[Any]:

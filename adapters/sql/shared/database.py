@@ -39,6 +39,8 @@ TRIES: Final = 5
 """How often a transaction is begun that meets others, or a dead connection."""
 USES: Final = 500
 """How often a row of CONNECTIONS is used."""
+SESSION: Final = "session"
+"""The name of a connection's session in its `info`."""
 _SETTINGS: Final = (
     # The indexes are right whatever the statistics say, which are late for tables that are empty one second and full
     # the next.
@@ -62,14 +64,13 @@ def configure(engine: Engine) -> None:
     event.listen(engine, "connect", connected)
 
 
-class _Session:
+class _Session(Prepared):
     """What one connection has: its prepared statements, and its row in CONNECTIONS."""
 
-    __slots__ = ("number", "prepared", "router", "uses")
+    __slots__ = ("number", "router", "uses")
 
-    def __init__(self, connection: ConnectionPoolEntry) -> None:
-        driver: Any = connection.driver_connection
-        self.prepared = Prepared(driver)
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection)
         self.number, self.uses, self.router = 0, USES, 0
 
 
@@ -99,9 +100,10 @@ class SharedDatabase(Database):
         self._timeline: str | None = None
         event.listen(engine, "connect", self._connected)
 
-    def _connected(self, connection: Any, _record: Any) -> None:
-        """Notice a standby that was promoted: it counts its log anew. The call that has met it first fails, as calls do
-        in an outage, since what it knows may not be so any more."""
+    def _connected(self, connection: Any, entry: ConnectionPoolEntry) -> None:
+        """Begin a session. Notice a standby that was promoted: it counts its log anew. The call that has met it first
+        fails, as calls do in an outage, since what it knows may not be so any more."""
+        entry.info[SESSION] = _Session(connection)
         ((timeline,),) = connection.execute("SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)").fetchall()
         before, self._timeline = self._timeline, timeline
         if before not in (None, timeline):
@@ -125,15 +127,8 @@ class SharedDatabase(Database):
         """Return the rows of one statement that changes something, a transaction by itself. `lost` returns them if it
         has taken effect, and its answer is lost; it is given the ids of messages that were sent so. Raises
         NotAllError, StoreFailedError and StoreFullError (nothing took effect), OutcomeUnknownError."""
-        rows: list[Any] | None = None
-
-        def run(connection: ConnectionPoolEntry, token: int, risked: list[int]) -> None:
-            nonlocal rows
-            number = self._marked(connection).number
-            risked.append(number)
-            rows = self._changed(connection, token, number, name, given)
-
-        sent = self._trying(run)
+        rows: list[Any] | None
+        rows, sent = self._trying(self._once, name, given)
         if rows is not None:
             return rows
         try:
@@ -143,13 +138,24 @@ class SharedDatabase(Database):
         except StoreFailedError as error:  # it has taken effect
             raise self._lost() from error
 
+    def _once(
+        self, connection: ConnectionPoolEntry, token: int, risked: list[int], name: str, given: tuple[Any, ...]
+    ) -> list[Any]:
+        began = time.monotonic()
+        number = self._marked(connection)
+        risked.append(number)
+        rows = self._changed(connection, token, number, name, given)
+        self.took.count(time.monotonic() - began)
+        return rows
+
     def change(self, work: Callable[[Ask], T]) -> T:
         """Return what `work` returns, once the transaction in which it has asked is committed. Raises what `work`
         raises, StoreFailedError and StoreFullError (nothing took effect), OutcomeUnknownError."""
         done: list[T] = []
 
         def run(connection: ConnectionPoolEntry, token: int, risked: list[int]) -> None:
-            number = self._marked(connection).number
+            began = time.monotonic()
+            number = self._marked(connection)
 
             def ask(name: str, *given: Any) -> list[Any]:
                 if name in self._statements.marked:
@@ -161,6 +167,7 @@ class SharedDatabase(Database):
                 done[:] = [work(ask)]
                 risked.append(number)
                 self._script(connection, "COMMIT")
+                self.took.count(time.monotonic() - began)
             except BaseException:
                 if connection.dbapi_connection is not None:
                     try:
@@ -172,16 +179,17 @@ class SharedDatabase(Database):
         self._trying(run)
         return done[0]
 
-    def _trying(self, run: Callable[[ConnectionPoolEntry, int, list[int]], None]) -> list[int]:
+    def _trying(self, run: Callable[..., Any], *given: Any) -> tuple[Any, list[int]]:
         """Run what changes something, with the number that it sets as LAST, over a connection whose row it puts into
-        the list before it may take effect. Returns the ids of messages that were sent, if that was asked."""
+        the list before it may take effect. Returns its answer; None where that is lost, and it has taken effect, and
+        the ids of messages that were sent, if that was asked."""
         token = random.getrandbits(62)
         for left in reversed(range(TRIES)):
             risked: list[int] = []
             try:
-                on_driver(self.engine, self._timed, run, token, risked)
+                answer = on_driver(self.engine, run, token, risked, *given)
                 self.commits += 1
-                return []
+                return answer, []
             except _UnmarkedError:
                 continue
             except SQLAlchemyError as error:
@@ -192,18 +200,10 @@ class SharedDatabase(Database):
                     last, sent = self._ended(risked[0], token, self.error(error))
                     if last == token:
                         self.commits += 1
-                        return sent
+                        return None, sent
                 if not left or not (cut_off or is_collision(error)):
                     raise self.error(error) from None
         raise AssertionError
-
-    def _timed(
-        self, connection: ConnectionPoolEntry, run: Callable[[ConnectionPoolEntry, int, list[int]], None],
-        token: int, risked: list[int],
-    ) -> None:  # fmt: skip
-        began = time.monotonic()
-        run(connection, token, risked)
-        self.took.count(time.monotonic() - began)
 
     def _changed(
         self, connection: ConnectionPoolEntry, token: int, number: int, name: str, given: tuple[Any, ...]
@@ -211,30 +211,31 @@ class SharedDatabase(Database):
         """Return the rows of a marked statement (D11)."""
         rows = self._run(connection, self._statements[name], (token, number, *given))
         if not rows and not name.startswith("take") and not self._run(connection, self._statements["last"], (number,)):
-            _session(connection).uses = USES
+            connection.info[SESSION].uses = USES
             raise _UnmarkedError
         return rows
 
-    def _marked(self, connection: ConnectionPoolEntry) -> _Session:
-        """Return a connection's session, which has a row."""
-        session = _session(connection)
+    def _marked(self, connection: ConnectionPoolEntry) -> int:
+        """Return the number of a connection's row, which is there."""
+        session: _Session = connection.info[SESSION]
         if session.uses >= USES or session.router != self.router:  # those of one that others took for dead are removed
             number, router = random.getrandbits(62), self.router
             self._run(connection, self._statements["connection"], (session.number, number, router))
             session.number, session.router, session.uses = number, router, 0
         session.uses += 1
-        return session
+        return session.number
 
     def _run(self, connection: ConnectionPoolEntry, statement: str, given: tuple[Any, ...] = ()) -> list[Any]:
         """Return the rows. Raises SQLAlchemyError."""
         try:
-            return _session(connection).prepared.run(statement, given)
+            session: _Session = connection.info[SESSION]
+            return session.run(statement, given)
         except BaseException as error:
             raise self._failed(connection, error) from None
 
     def _script(self, connection: ConnectionPoolEntry, statements: str) -> None:
         try:
-            _session(connection).prepared.script(statements)
+            connection.info[SESSION].script(statements)
         except BaseException as error:
             raise self._failed(connection, error) from None
 
@@ -271,11 +272,3 @@ class SharedDatabase(Database):
             f"store {self.name!r}: the connection to its database was lost in a COMMIT, and nobody can tell whether "
             "that took effect; repeat a send with the same message_id, which is stored once"
         )
-
-
-def _session(connection: ConnectionPoolEntry) -> _Session:
-    info = connection.info
-    session: _Session | None = info.get("session")
-    if session is None:
-        session = info["session"] = _Session(connection)
-    return session

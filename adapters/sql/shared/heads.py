@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
+
+from ....policies.errors import AnabranchError
 
 SHARE: Final = 20
 """A look from the start, with the search after it, is followed by so many times its time without another, and so is a
@@ -39,25 +42,30 @@ class Heads:
         self._heads: dict[int, _Head] = {}
         self._grouped: dict[int, bool] = {}
 
-    def has_groups(self, queue: int, ask: Callable[[int], bool]) -> bool:
-        """Return whether a queue had messages of groups when it was looked for, which is asked of `ask`."""
-        found = self._grouped.get(queue)
-        if found is None:
-            found = self._grouped[queue] = ask(queue)
-        return found
+    def begin(self, queue: int, ask: Callable[[int], bool]) -> tuple[int, bool]:
+        """Return the id to begin with, and whether a queue had messages of groups when it was looked for, which is
+        asked of `ask`."""
+        head, is_grouped = self._heads.get(queue), self._grouped.get(queue)
+        if is_grouped is None:
+            is_grouped = self._grouped[queue] = ask(queue)
+        return 0 if head is None else self._due(head), is_grouped
 
     def first(self, queue: int) -> int:
         """Return the id to begin with."""
         head = self._heads.get(queue)
-        return head.first if head is not None and time.monotonic() < head.due else 0
+        return 0 if head is None else self._due(head)
+
+    @staticmethod
+    def _due(head: _Head) -> int:
+        return head.first if time.monotonic() < head.due else 0
 
     def known(self, queue: int) -> int:
         """Return the id that a look began with which was not from the start."""
         head = self._heads.get(queue)
         return 0 if head is None else head.first
 
-    def note(self, queue: int, first: int, seconds: float, live: Callable[[int], int]) -> None:
-        """Note that a look which began there took so long. `live` returns the first row from an id on."""
+    def note(self, queue: int, first: int, seconds: float, live: Callable[[int, int], int]) -> None:
+        """Note that a look which began there took so long. `live` returns the first row of the queue from an id on."""
         head = self._heads.get(queue)
         if seconds < SLOW:
             if head is None:
@@ -70,12 +78,16 @@ class Heads:
                 return
         if head is None:
             head = self._heads.setdefault(queue, _Head())
+        with suppress(AnabranchError):  # what was taken is not lost for it
+            self._search(queue, head, first, seconds, live)
+
+    def _search(self, queue: int, head: _Head, first: int, seconds: float, live: Callable[[int, int], int]) -> None:
         began = time.monotonic()
         if began >= head.search_at:
             if seconds >= SLOW:
                 self._grouped.pop(queue, None)
             # After a look from the start it is searched from there: what was committed late may be the first row.
-            head.looks, head.first = 0, max(0, live(max(first, head.first) if first else 0) - LATE)
+            head.looks, head.first = 0, max(0, live(queue, max(first, head.first) if first else 0) - LATE)
             head.search_at = began + (SHARE * (time.monotonic() - began) if first else 0)
         if not first:
             head.due = time.monotonic() + SHARE * (time.monotonic() - began + seconds)

@@ -123,12 +123,6 @@ class Leases:
         """By queue and id."""
         self.on_acked: Callable[[Sequence[Place]], None] = lambda places: None
 
-    def made(self, place: Place, deliveries: int, seconds: float | None) -> SharedLease:
-        """Return the lease of a message that was just taken."""
-        lease = SharedLease(place, deliveries, seconds)
-        self.held[place] = lease
-        return lease
-
     def forget_late(self) -> None:
         """Let go of leases whose time is over."""
         now = time.monotonic()
@@ -166,21 +160,8 @@ class Leases:
     ) -> None:  # fmt: skip
         """Settle messages whose leases were taken out, all or none, by what returns the places of those that are
         held still. Raises UnknownMessageError."""
-        self._ending(
-            messages, leases, hold, end,
-            lambda: self._database.change(lambda ask: self._require_all(messages, leases, work(ask, _places(leases)))),
-        )  # fmt: skip
-
-    def _ending(
-        self,
-        messages: Sequence[Message[Any]],
-        leases: Sequence[SharedLease],
-        hold: int,
-        end: str,
-        work: Callable[[], None],
-    ) -> None:
         try:
-            work()
+            self._database.change(lambda ask: self._require_all(messages, leases, work(ask, _places(leases))))
         except BaseException:
             self._put_back(leases, hold)
             raise
@@ -213,21 +194,31 @@ class Leases:
         """Ack messages, all or none, whose leases were taken out."""
         told: set[int] = set()
         if messages:
-            ack = self._ack_one if len(messages) == 1 else self._ack_all
-            self._ending(messages, leases, LEASED, ACKED, lambda: ack(messages, leases, told))
-        self.on_acked([lease.place for lease in leases])
-        self._wake(told)
+            try:
+                (self._ack_one if len(messages) == 1 else self._ack_all)(messages, leases, told)
+            except BaseException:
+                self._put_back(leases, LEASED)
+                raise
+            self.ended(leases, ACKED)
+            note_settled(messages)
+        self.on_acked(_places(leases))
+        if told:
+            self._wake(told)
 
     def _ack_one(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], told: set[int]) -> None:
         """Ack one message in one statement."""
-        (place,) = _places(leases)
+        (lease,) = leases
+        place = lease.place
 
         def lost(_: list[int]) -> list[Any]:  # it is gone, or it was not held
             return [] if self._database.look("find", place.queue, place.id) else [(place.id, True)]
 
         found = self._database.once("ack_one", *place, lost=lost)
-        self._require_all(messages, leases, {place for _ in found})
-        told.update(place.queue for _, is_grouped in found if is_grouped)
+        if not found:
+            self._lose(lease, LOST)
+            raise not_held(messages[0])
+        if found[0][1]:  # others of its group are free now
+            told.add(place.queue)
 
     def _ack_all(self, messages: Sequence[Message[Any]], leases: Sequence[SharedLease], told: set[int]) -> None:
         """Ack several messages in one statement."""

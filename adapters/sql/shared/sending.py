@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -21,7 +22,9 @@ from .waiting import Waiting
 
 Sends = Sequence[tuple[int, Outgoing[bytes]]]
 """Messages with the numbers of their queues or topics."""
-
+Put = tuple[int, Sequence[int] | None, Sequence[int]]
+"""The seq of a message; the queues and subscriptions in which it was put, None if it was there before; and those of
+them in which somebody waits."""
 
 WINDOW_PARTS: Final = 20
 """Ids are forgotten once there are more than the window by such a part of it, about."""
@@ -59,18 +62,51 @@ class Sending:
         self.dropped: int = 0
         """Those of them that were for nobody."""
 
-    def send(self, sends: Iterable[tuple[Destination, Outgoing]]) -> list[Receipt]:
+    def send(self, destination: Destination, message: Outgoing) -> Receipt:
+        """Store one message."""
+        plain = self._ready(destination, message)
+        return self.send_numbered(destination, self._queues.number(destination), plain)
+
+    def send_numbered(self, destination: Destination, number: int, message: Outgoing[bytes]) -> Receipt:
+        """Store what `numbered` has returned for this destination."""
+        if _group(message) is not None:
+            return self._send_all([destination], [(number, message)])[0]
+        seq, queues, awaited = self._once(number, message)
+        if awaited:
+            self._waiting.tell(awaited)
+        return self._receipt(destination, number, message, seq, queues)
+
+    def send_leased(
+        self, destination: Destination, number: int, message: Outgoing[bytes], lease: tuple[int, int, int]
+    ) -> tuple[Receipt, bool]:
+        """Store one message of a queue, leased for so long (ms; 0: without an end) to this router, by this number.
+        Returns also whether it was not there before."""
+        seq, queues, _ = self._once(number, message, lease)
+        return self._receipt(destination, number, message, seq, queues), queues is not None
+
+    def _receipt(
+        self, destination: Destination, number: int, message: Outgoing[bytes], seq: int, queues: Sequence[int] | None
+    ) -> Receipt:
+        """Count one message, tell of it, and return its receipt."""
+        self.sends += 1
+        if queues is None:
+            return Receipt(destination, seq, _is_duplicate(message))
+        self.dropped += not queues
+        if self._usage.recorder is not None:
+            self._usage.tell([Sent(number, seq, _size(message.body, _packed(message)), queues)], ())
+        return Receipt(destination, seq)
+
+    def send_all(self, sends: Iterable[tuple[Destination, Outgoing]]) -> list[Receipt]:
         """Store messages in one transaction."""
         sends = list(sends)
-        return self.send_numbered([destination for destination, _ in sends], self.numbered(sends))
+        if len(sends) == 1:
+            return [self.send(*sends[0])]
+        return self._send_all([destination for destination, _ in sends], self.all_numbered(sends))
 
-    def send_numbered(self, destinations: Sequence[Destination], numbered: Sends) -> list[Receipt]:
-        """Store in one transaction what `numbered` has returned for these destinations."""
+    def _send_all(self, destinations: Sequence[Destination], numbered: Sends) -> list[Receipt]:
         if not numbered:
             return []
-        if len(numbered) == 1 and _group(numbered[0][1]) is None:
-            stored = self._once(*numbered[0])
-        elif any(_group(m) is not None or self._is_named(m) or self._is_topic(number) for number, m in numbered):
+        if any(_group(m) is not None or self._is_named(m) or self._queues.is_topic(number) for number, m in numbered):
             stored = self._database.change(lambda ask: self.stored(ask, numbered))
         else:
             stored = self._once_all(numbered)
@@ -78,44 +114,48 @@ class Sending:
         self._usage.tell(stored.sent, ())
         return self.receipts(destinations, stored)
 
-    def send_leased(self, number: int, message: Outgoing[bytes], lease: tuple[int, int, int]) -> Stored:
-        """Store one message of a queue, leased for so long (ms; 0: without an end) to this router, by this number."""
-        stored = self._once(number, message, lease)
-        self._usage.tell(stored.sent, ())
-        return stored
-
     def receipts(self, destinations: Iterable[Destination], stored: Stored) -> list[Receipt]:
         """Return the receipts of messages, once they have taken effect, and count them."""
         self.sends += len(stored.seqs)
         self.dropped += stored.dropped
         return [Receipt(to, *one) for to, one in zip(destinations, stored.seqs, strict=True)]
 
-    def numbered(
+    def numbered(self, destination: Destination, given: Outgoing) -> tuple[int, Outgoing[bytes]]:
+        """Return a message with the number of its queue. Raises what a send raises before anything is stored."""
+        message = self._ready(destination, given)
+        return self._queues.number(destination), message
+
+    def all_numbered(
         self, sends: Iterable[tuple[Destination, Outgoing]], declared: bool = True
     ) -> list[tuple[int, Outgoing[bytes]]]:
-        """Return messages with the numbers of their queues. Raises what a send raises before anything is stored."""
+        """Return messages with the numbers of their queues, as `numbered`."""
         numbered: list[tuple[int, Outgoing[bytes]]] = []
         last, number = None, 0
         for destination, given in sends:
-            body = self.keep(given.body)
-            message = checked(body, *given[1:])
-            if self._waiting.ahead_ms and (message.deliver_at_ms or message.expires_at_ms):
-                message = message._replace(
-                    deliver_at_ms=moved(message.deliver_at_ms, self._waiting.ahead_ms),
-                    expires_at_ms=moved(message.expires_at_ms, self._waiting.ahead_ms),
-                )
-            if message.message_id is not None:
-                pack_id(message.message_id)
-            size, most = _size(body, _packed(message)), self._options.message_bytes_max
-            if size > most:
-                raise MessageTooLargeError(
-                    f"a message of {size} bytes for {destination} is larger than message_bytes_max, {most}, of store "
-                    f"{self._name!r}; raise that, or send less"
-                )
+            message = self._ready(destination, given)
             if destination is not last:
                 last, number = destination, self._queues.number(destination, declared=declared)
             numbered.append((number, message))
         return numbered
+
+    def _ready(self, destination: Destination, given: Outgoing) -> Outgoing[bytes]:
+        """Return a message as it is stored. Raises what a send raises before anything is."""
+        body = self.keep(given.body)
+        message = checked(body, *given[1:])
+        if self._waiting.ahead_ms and (message.deliver_at_ms or message.expires_at_ms):
+            message = message._replace(
+                deliver_at_ms=moved(message.deliver_at_ms, self._waiting.ahead_ms),
+                expires_at_ms=moved(message.expires_at_ms, self._waiting.ahead_ms),
+            )
+        if message.message_id is not None:
+            pack_id(message.message_id)
+        size, most = _size(body, _packed(message)), self._options.message_bytes_max
+        if size > most:
+            raise MessageTooLargeError(
+                f"a message of {size} bytes for {destination} is larger than message_bytes_max, {most}, of store "
+                f"{self._name!r}; raise that, or send less"
+            )
+        return message
 
     def keep(self, body: object) -> Any:
         """Return a body as bytes: a file is read, up to `message_bytes_max`."""
@@ -139,18 +179,21 @@ class Sending:
         locks = {self._lock_of(number, group) for number, m in sends if (group := _group(m)) is not None}
         for lock in sorted(locks):
             ask("lock_group", lock)
-        for (is_named, is_topic), some in groupby(sends, lambda one: (self._is_named(one[1]), self._is_topic(one[0]))):
+        for (is_named, is_topic), some in groupby(
+            sends, lambda one: (self._is_named(one[1]), self._queues.is_topic(one[0]))
+        ):
             if is_named:
                 for number, message in some:
-                    self._store(stored, ask, ask, number, message)
+                    put = self._store(ask, ask, number, message)
+                    _note(stored, number, message, put, _packed(message))
                 continue
             if is_topic:
                 several = list(some)
                 columns = _columns(several)
-                for (number, message), found, packed in zip(
+                for (number, message), (seq, awaited, queues), packed in zip(
                     several, ask("send_topics", *columns), columns[_PACKED], strict=True
                 ):
-                    self._note(stored, number, found, _size(message.body, packed))
+                    _note(stored, number, message, (seq, queues, awaited), packed)
             else:
                 self._store_all(stored, ask, list(some))
         return stored
@@ -179,63 +222,47 @@ class Sending:
             for (number, message), seq, packed in zip(sends, ids, columns[_PACKED], strict=True)
         ]
 
-    def _once(self, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()) -> Stored:
+    def _once(self, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()) -> Put:
         """Store one message in a statement by itself, leased as `send_leased` says."""
+        store = partial(self._database.once, lost=partial(self._lost, number, message))
+        return self._store(store, self._database.look, number, message, lease)
 
-        def lost(ids: list[int]) -> list[Any]:
-            (seq,), look, is_topic = ids, self._database.look, self._is_topic(number)
-            if self._is_named(message):
-                known = look("id_of", number, _name(message))
-                if known and known[0][0] != seq:
-                    return []
-                there = ("find_of_topic", number, number, seq) if is_topic else ("find", number, seq)
-                if not known and not look(*there):
-                    raise OutcomeUnknownError(
-                        f"store {self._name!r}: the connection to its database was lost in a send, and so many others "
-                        f"came meanwhile that its message_id is forgotten: nobody can tell whether it was stored; let "
-                        f"duplicate_window be larger than {self._options.duplicate_window}"
-                    )
-            if not is_topic:
-                return [(seq, True)]
-            ((subscriptions,),) = look("members", number)
-            return [(seq, subscriptions, subscriptions)]
+    def _lost(self, number: int, message: Outgoing[bytes], ids: list[int]) -> list[Any]:
+        """Return what a statement has returned that has stored a message."""
+        (seq,), look, is_topic = ids, self._database.look, self._queues.is_topic(number)
+        if self._is_named(message):
+            known = look("id_of", number, _name(message))
+            if known and known[0][0] != seq:
+                return []
+            there = ("find_of_topic", number, number, seq) if is_topic else ("find", number, seq)
+            if not known and not look(*there):
+                raise OutcomeUnknownError(
+                    f"store {self._name!r}: the connection to its database was lost in a send, and so many others "
+                    f"came meanwhile that its message_id is forgotten: nobody can tell whether it was stored; let "
+                    f"duplicate_window be larger than {self._options.duplicate_window}"
+                )
+        if not is_topic:
+            return [(seq, True)]
+        ((subscriptions,),) = look("members", number)
+        return [(seq, subscriptions, subscriptions)]
 
-        def store(name: str, *given: Any) -> list[Any]:
-            return self._database.once(name, *given, lost=lost)
-
-        stored = Stored()
-        self._store(stored, store, self._database.look, number, message, lease)
-        return stored
-
-    def _store(
-        self, stored: Stored, store: Ask, look: Ask, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()
-    ) -> None:
-        name, packed = _name(message), _packed(message)
-        self._named += self._is_named(message)
-        how = ("requeued" if message.requeued else "named") if self._is_named(message) else "one"
-        what = "send_leased" if lease else "send_topic" if self._is_topic(number) else "send"
+    def _store(self, store: Ask, look: Ask, number: int, message: Outgoing[bytes], lease: tuple[int, ...] = ()) -> Put:
+        name, how = _name(message), "one"
+        if self._is_named(message):
+            self._named += 1
+            how = "requeued" if message.requeued else "named"
+        what = "send_leased" if lease else "send_topic" if self._queues.is_topic(number) else "send"
         while True:  # an id that was known may be forgotten before it is looked up
             found = store(
-                f"{what}_{how}", number, name, message.deliver_at_ms,
-                message.expires_at_ms, message.priority, _group(message), packed, message.body, *lease,
+                f"{what}_{how}", number, name, message.deliver_at_ms, message.expires_at_ms, message.priority,
+                _group(message), _packed(message), message.body, *lease,
             )  # fmt: skip
             if found:
-                self._note(stored, number, found[0], _size(message.body, packed))
-                return
+                seq, awaited, *topic = found[0]
+                queues = topic[0] if topic else [number]
+                return seq, queues, awaited if topic else queues if awaited else ()
             for (seq,) in look("id_of", number, name):
-                stored.seqs.append((seq, type(message.message_id) is not MadeId))
-                return
-
-    def _note(self, stored: Stored, number: int, row: Sequence[Any], size: int) -> None:
-        """Note the row of a message that was stored: its seq and whether somebody waits; or for a topic, the
-        subscriptions that are waited for, and all."""
-        seq, awaited, *topic = row
-        stored.seqs.append((seq, False))
-        queues = topic[0] if topic else [number]
-        stored.queues.update(queues)
-        stored.sent.append(Sent(number, seq, size, queues))
-        stored.awaited.update(awaited if topic else queues if awaited else ())
-        stored.dropped += not queues
+                return seq, None, ()
 
     def _lock_of(self, number: int, group: str) -> int:
         """Return the number of the lock that senders to a group hold (rule Q14)."""
@@ -251,9 +278,6 @@ class Sending:
 
     def _is_named(self, message: Outgoing[bytes]) -> bool:
         return bool(self._options.duplicate_window) and message.message_id is not None
-
-    def _is_topic(self, number: int) -> bool:
-        return self._queues.is_topic(number)
 
 
 def moved(ms: int, by: int) -> int:
@@ -272,6 +296,24 @@ def _columns(sends: Sends) -> list[list[Any]]:
         for number, m in sends
     ]
     return list(map(list, zip(*rows, strict=True)))
+
+
+def _note(stored: Stored, number: int, message: Outgoing[bytes], put: Put, packed: bytes | None) -> None:
+    """Note what became of one message."""
+    seq, queues, awaited = put
+    if queues is None:
+        stored.seqs.append((seq, _is_duplicate(message)))
+        return
+    stored.seqs.append((seq, False))
+    stored.queues.update(queues)
+    stored.awaited.update(awaited)
+    stored.sent.append(Sent(number, seq, _size(message.body, packed), queues))
+    stored.dropped += not queues
+
+
+def _is_duplicate(message: Outgoing[Any]) -> bool:
+    """Return whether the sender of a message that was there before is told so."""
+    return type(message.message_id) is not MadeId
 
 
 def _name(message: Outgoing[Any]) -> str | None:

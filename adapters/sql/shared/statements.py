@@ -428,7 +428,7 @@ _STATEMENTS: Final = {
 }
 
 
-class Statements:
+class Statements(dict[str, str]):
     """The statements of the tables under one prefix, by name, with parameters in libpq's form."""
 
     def __init__(self, prefix: str, count_on_receive: bool, ids: str = "0") -> None:
@@ -465,12 +465,9 @@ class Statements:
         said["take_undeliverable"] = _filled(
             spent, spent=f"m.deliveries > 0 AND m.deliveries + {{late}} >= %s AND {exists}"
         )
-        self._said = said = {name: _numbered(_filled(text, late=late)) for name, text in said.items()}
-        self.marked: Final = frozenset(name for name, text in said.items() if " me AS (" in text)
+        super().__init__({name: _numbered(_filled(text, late=late)) for name, text in said.items()})
+        self.marked: Final = frozenset(name for name, text in self.items() if " me AS (" in text)
         """Statements whose first two parameters are a number of the caller's and that of its connection."""
-
-    def __getitem__(self, name: str) -> str:
-        return self._said[name]
 
 
 def _backwards(text: str) -> str:

@@ -321,16 +321,16 @@ class SharedStore:
     def send(self, destination: Destination, body: Any, *given: Any, **named: Any) -> Receipt:
         """Store one message, as Store.send. One that is not persistent is stored as any other."""
         self._require_open()
-        return self._sending.send([(destination, _outgoing(body, *given, **named))])[0]
+        return self._sending.send(destination, _outgoing(body, *given, **named))
 
     def send_nowait(self, destination: Destination, body: Any, *given: Any, **named: Any) -> Future[Receipt]:
         """Send, as Store.send_nowait: before this returns."""
         self._require_open()
         sent: Future[Receipt] = Future()
         message = _outgoing(body, *given, **named)
-        numbered = self._sending.numbered([(destination, message)])  # which raises at once what is wrong with it
+        numbered = self._sending.numbered(destination, message)  # which raises at once what is wrong with it
         try:
-            sent.set_result(self._sending.send_numbered([destination], numbered)[0])
+            sent.set_result(self._sending.send_numbered(destination, *numbered))
         except Exception as error:  # the caller of result() is told
             sent.set_exception(error)
         return sent
@@ -344,12 +344,12 @@ class SharedStore:
         if lease is not None:
             require_seconds(lease, "lease")
         seconds, take = self.options.lease_timeout if lease is None else lease, random.getrandbits(62)
-        ((number, plain),) = self._sending.numbered([(destination, message)])
-        stored: Stored | None = None
+        number, plain = self._sending.numbered(destination, message)
+        is_stored = False
         try:
-            stored = self._sending.send_leased(number, plain, (milliseconds(seconds), self.waiting.router, take))
-            (receipt,) = self._sending.receipts([destination], stored)
-            if not stored.sent:
+            asked = milliseconds(seconds), self.waiting.router, take
+            receipt, is_stored = self._sending.send_leased(destination, number, plain, asked)
+            if not is_stored:
                 return receipt
             rows = self._database.look("taken_by_router", number, receipt.seq, take)
             if not rows:
@@ -359,9 +359,9 @@ class SharedStore:
             return leased
         except BaseException as error:
             known = isinstance(error, AnabranchError)
-            if stored is not None or not known or isinstance(error, OutcomeUnknownError):
+            if is_stored or not known or isinstance(error, OutcomeUnknownError):
                 self._doubt("taken", number, 0, take, 1)
-            if stored is not None and known:
+            if is_stored and known:
                 raise not_leased(destination, error) from error
             raise
 
@@ -376,7 +376,7 @@ class SharedStore:
         self._require_open()
         receipts = [] if done is None else done
         sends = [(destination, one if isinstance(one, Outgoing) else Outgoing(one)) for one in messages]
-        receipts += self._sending.send(sends)
+        receipts += self._sending.send_all(sends)
         return receipts
 
     def begin_sends(
@@ -387,7 +387,7 @@ class SharedStore:
         results: list[tuple[int, bool] | Exception] = []
         for destination, message in sends:
             try:
-                _, seq, duplicate = self._sending.send([(destination, message)])[0]
+                _, seq, duplicate = self._sending.send(destination, message)
                 results.append((seq, duplicate))
             except Exception as error:
                 results.append(error)
@@ -435,7 +435,7 @@ class SharedStore:
         ms = milliseconds(seconds)
         heads, take, look = self.waiting.heads, random.getrandbits(62), self._database.look
         began = time.monotonic()
-        first, is_grouped = heads.first(number), heads.has_groups(number, lambda queue: look("has_groups", queue)[0][0])
+        first, is_grouped = heads.begin(number, self._has_groups)
         given = number, first, self._most_deliveries, ms, self.waiting.router, take, most
         which = "_newest" if newest else ""
         name, is_taken = f"take{'_grouped' if is_grouped else ''}{which}", False
@@ -455,13 +455,17 @@ class SharedStore:
             if is_taken or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
                 self._doubt("taken", number, first, take, most)
             raise
-        seconds_taken = time.monotonic() - began
-        with suppress(AnabranchError):  # what was taken is not lost for it
-            heads.note(number, first, seconds_taken, lambda first: int(look("first_live", number, first)[0][0]))
+        heads.note(number, first, time.monotonic() - began, self._first_live)
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
             return self.take(destination, most, lease, subscription, newest)
         return messages
+
+    def _has_groups(self, queue: int) -> bool:
+        return bool(self._database.look("has_groups", queue)[0][0])
+
+    def _first_live(self, queue: int, first: int) -> int:
+        return int(self._database.look("first_live", queue, first)[0][0])
 
     def _message(self, row: Sequence[Any], seconds: float | None, leased: bool = True) -> Message:
         """Return the message of a row, with FIELDS."""
@@ -472,12 +476,13 @@ class SharedStore:
         ahead = self.waiting.ahead_ms
         note: Any = None
         if leased:
-            note = self.leases.made(Place(number, seq, take), deliveries, seconds)
+            place = Place(number, seq, take)
+            note = self.leases.held[place] = SharedLease(place, deliveries, seconds)
             deliveries += not self._counts_first
         return Message(
             self, source.destination, seq, bytes(content), {} if headers is None else unpack_headers(headers),
             None if name is None else shown_id(unescaped(name).encode()), sent - ahead, leased, note, priority,
-            moved(expires, -ahead), deliveries, source.subscription,
+            moved(expires, -ahead) if ahead else expires, deliveries, source.subscription,
         )  # fmt: skip
 
     def receive(
@@ -910,7 +915,7 @@ class SharedStore:
         """Apply sends and claimed acks as one, as Store.commit."""
         self._require_open()
         self._refuse_mark(mark)
-        numbered = self._sending.numbered(sends)
+        numbered = self._sending.all_numbered(sends)
         changes = [one._replace(subscription=checked(one.subscription)) for one in changes]
         stored, ended, told = Stored(), list[int](), set[int]()
 
@@ -968,7 +973,7 @@ class SharedStore:
         """Make a branch durable, as Store.prepare: before this returns."""
         self._require_open()
         self._refuse_mark(mark)
-        numbered = self._sending.numbered(sends, declared=False)
+        numbered = self._sending.all_numbered(sends, declared=False)
         for change in changes:
             checked(change.subscription)
 
