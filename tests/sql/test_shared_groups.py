@@ -112,7 +112,7 @@ def test_one_that_expires_as_it_is_leased_holds_its_group(
     store.send_many(A, [Outgoing(b"1", group="g", expires_at_ms=now_ms() + HOUR_MS), Outgoing(b"2", group="g")])
     with asking(store, sets) as (database, statements, given):
         database.execute("BEGIN")
-        ((_, _, _, _, _, _, _, _, _, body),) = database.execute(statements[name], given).fetchall()
+        ((*_, body, _),) = database.execute(statements[name], given).fetchall()
         assert body == b"1"
         try:
             sets.set_clock(2 * HOUR_MS)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from anabranch.adapters.core.messages import DELIVERY_LIMIT, EXPIRED, Message, Outgoing
 from anabranch.adapters.core.store_types import Settlement, Subscription
-from anabranch.adapters.sql.shared import SharedStore
+from anabranch.adapters.sql.shared import SharedStore, heads, waiting
+from anabranch.adapters.sql.shared import store as store_module
 from anabranch.policies.config.fields import Redelivery
 from anabranch.policies.errors import OutcomeUnknownError, StoreFailedError, UnknownMessageError
 from anabranch.policies.names.destination import Destination
@@ -586,3 +588,39 @@ def test_a_clock_that_is_set_is_noticed(disk: SharedDisk, monkeypatch: pytest.Mo
         store.send(A, b"1", deliver_at_ms=now_ms() + 50, expires_at_ms=now_ms() + HOUR)
         assert take(store, A, PATIENCE).body == b"1"
     eventually(lambda: store.waiting.ahead_ms == 0)
+
+
+def test_a_look_is_slow_by_the_clock_of_the_server(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many processes share a machine each look waits for it, and has passed through nothing."""
+    store: Any = disk.create()
+    store.send(A, b"1")
+    for name, value in (("SLOW", 1000.0), ("LATE", 0)):
+        monkeypatch.setattr(heads, name, value)
+    hours = iter(range(0, 1_000_000, 3600))
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    message = take(store)
+    assert not store.waiting.heads.known(message._note.place.queue)
+    monkeypatch.setattr(heads, "SLOW", 0.0)
+    message.release()
+    message = take(store)
+    assert store.waiting.heads.known(message._note.place.queue)
+
+
+def test_a_router_asks_nothing_that_cannot_have_changed(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs as much as a part of a send, and with many routers there are as many each second."""
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)
+    store: Any = disk.create(router_timeout=0.5)
+    lines, asked = store.waiting, list[str]()
+    eventually(lambda: not lines._has_grown and time.monotonic() > lines._bury_at)
+    says = lines._statements
+
+    class Noting:
+        def __getitem__(self, name: str) -> str:
+            asked.append(name)
+            return str(says[name])
+
+    lines._statements = Noting()
+    eventually(lambda: asked.count("seen") > 1 and asked.count("newer_queues") > 1)
+    assert "bury" not in asked and "size_of_waiting" not in asked
+    assert store.receive(A, timeout=0.01) is None
+    eventually(lambda: "size_of_waiting" in asked)

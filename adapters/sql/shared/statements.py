@@ -48,6 +48,8 @@ _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 """The clock of the database: milliseconds since the epoch."""
 NOW: Final = f"(SELECT {_CLOCK})"
 """The same, asked once each time that a statement names it."""
+_TOOK: Final = "(SELECT (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::bigint)"
+"""How long (us) the server has been at a statement when it comes to its first row."""
 _UNTIL: Final = f"coalesce({NOW} + nullif(%s::bigint, 0), {FOR_GOOD})"
 """The value of UNTIL for a lease of so many milliseconds; 0: without an end."""
 FIELDS: Final = "id, queue, take, deliveries, sent, expires, priority, messageid, headers, content"
@@ -298,10 +300,10 @@ _STATEMENTS: Final = {
     f"WHERE {_READY} AND (m.member IS NULL OR {{lets}}) ORDER BY m.id LIMIT $9 FOR UPDATE SKIP LOCKED) "
     f"UPDATE {{p}}shared_messages AS t SET until = {_UNTIL.replace('%s', '$6')}, holder = $7, take = $8, "
     f"deliveries = deliveries + {{counted}} FROM ready WHERE {_AT.format(row='t', place='ready')} "
-    f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {_T_FIELDS}",
+    f"AND (t.expires = 0 OR t.expires > {_CLOCK}) RETURNING {_T_FIELDS}, {_TOOK}",
     "has_groups": "SELECT EXISTS (SELECT 1 FROM {p}shared_messages WHERE queue = %s AND member IS NOT NULL)",
-    "taken": f"SELECT {FIELDS} FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s AND until > 0 "
-    "ORDER BY id LIMIT %s",
+    "taken": f"SELECT {FIELDS}, 0::bigint FROM {{p}}shared_messages WHERE queue = %s AND id >= %s AND take = %s "
+    "AND until > 0 ORDER BY id LIMIT %s",
     # What was sent so by a router that others have taken for dead is nobody's.
     "taken_by_router": f"SELECT {FIELDS} FROM {{p}}shared_messages m WHERE m.queue = %s AND m.id = %s AND m.take = %s "
     f"AND NOT {_LOST}",
@@ -396,7 +398,9 @@ _STATEMENTS: Final = {
     f"INSERT INTO {{p}}shared_routers (number, node, name, seen) SELECT seen - {_ENTERED}, %s::text, %s::text, {NOW} "
     "FROM entered RETURNING number, seen",
     "enter_anew": "DELETE FROM {p}shared_routers WHERE node = %s",
-    "seen": f"UPDATE {{p}}shared_routers SET seen = {NOW} WHERE number = %s AND node = %s RETURNING seen",
+    # With it, when the one was seen that was longest not seen.
+    "seen": f"UPDATE {{p}}shared_routers AS r SET seen = {NOW} WHERE r.number = %s AND r.node = %s RETURNING r.seen, "
+    "(SELECT coalesce(min(o.seen), r.seen) FROM {p}shared_routers o WHERE o.number <> r.number)",
     "leave": "DELETE FROM {p}shared_routers WHERE number = %s",
     "bury": f"DELETE FROM {{p}}shared_routers WHERE seen < {NOW} - %s RETURNING name",
     "wait": "INSERT INTO {p}shared_waiting (queue, router) VALUES (%s, %s) ON CONFLICT DO NOTHING",

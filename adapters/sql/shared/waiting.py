@@ -109,6 +109,8 @@ class Waiting:
         self._lines: dict[int, dict[Waiter, None]] = {}
         self._announced: set[int] = set()
         """Queues with a row in WAITING."""
+        self._has_grown = True
+        """There may be more rows in WAITING, by this router, than when its size was asked for."""
         self._heard_of = 0
         """How often rows there were told to be gone."""
         self._last_queue = 0
@@ -185,6 +187,7 @@ class Waiting:
             with self._lock:
                 if heard == self._heard_of:  # else its row may be gone again, and the next one tells
                     self._announced.add(queue)
+                self._has_grown = True
                 self._fresh[queue] = time.monotonic() + RELOOK
             self._poke()
 
@@ -247,7 +250,8 @@ class Waiting:
                 fairy.detach()
                 with connection:
                     prepared = Prepared(connection, partial(self._await, connection))
-                    prepared.script(f"LISTEN {self._channel}")
+                    # Nothing is lost with the server that this connection changes: a router says anew that it lives.
+                    prepared.script(f"SET synchronous_commit = off; LISTEN {self._channel}")
                     self.on_listening()
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
@@ -309,16 +313,17 @@ class Waiting:
         now, run, says = time.monotonic(), prepared.run, self._statements
         if now >= self._beat_at + self._timeout / BEATS:
             began, rows = wall_ms(), run(says["seen"], [self.router, self._node])
-            if rows:
-                self._note_clock(began, rows[0][0])
-            else:
+            ms, is_late = round(self._timeout * 1000), False
+            for seen, oldest in rows:
+                self._note_clock(began, seen)
+                is_late = oldest < seen - ms
+            if not rows:
                 log.warning("store %s: other routers have taken this process for dead: it was silent too long, and "
                     "what it held is free", self._name)  # fmt: skip
                 self._enter()
                 self._lost_none()
             self._beat_at = now
-            ms = round(self._timeout * 1000)
-            for (name,) in run(says["bury"], [ms]) if now >= self._bury_at else ():
+            for (name,) in run(says["bury"], [ms]) if is_late and now >= self._bury_at else ():
                 log.warning("store %s: %s is gone; what it held is free", self._name, name)
                 self.has_orphans = True
             if now >= self._forget_at:
@@ -338,9 +343,12 @@ class Waiting:
             self.wake(found)
         if is_poll:
             self._poll_at = now + POLL_SECONDS
-            ((size,),) = run(says["size_of_waiting"])
-            if size > WAITING_MAX:
-                self._empty(prepared)
+            if self._has_grown:
+                self._has_grown = False  # first: another thread may be about to wait
+                ((size,),) = run(says["size_of_waiting"])
+                if size > WAITING_MAX:
+                    self._has_grown = True  # somebody may use it now
+                    self._empty(prepared)
             if now >= self._all_at:
                 self._all_at, self._last_queue = now + ALL_SECONDS, 0
             came = run(says["newer_queues"], [self._last_queue])
