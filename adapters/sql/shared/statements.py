@@ -398,9 +398,10 @@ _STATEMENTS: Final = {
     f"INSERT INTO {{p}}shared_routers (number, node, name, seen) SELECT seen - {_ENTERED}, %s::text, %s::text, {NOW} "
     "FROM entered RETURNING number, seen",
     "enter_anew": "DELETE FROM {p}shared_routers WHERE node = %s",
-    # With it, when the one was seen that was longest not seen.
+    # With it, when the one was seen that was longest not seen. It need not wait for the disk: it is said again.
     "seen": f"UPDATE {{p}}shared_routers AS r SET seen = {NOW} WHERE r.number = %s AND r.node = %s RETURNING r.seen, "
-    "(SELECT coalesce(min(o.seen), r.seen) FROM {p}shared_routers o WHERE o.number <> r.number)",
+    "(SELECT coalesce(min(o.seen), r.seen) FROM {p}shared_routers o WHERE o.number <> r.number), "
+    "set_config('synchronous_commit', 'off', true)",
     "leave": "DELETE FROM {p}shared_routers WHERE number = %s",
     "bury": f"DELETE FROM {{p}}shared_routers WHERE seen < {NOW} - %s RETURNING name",
     "wait": "INSERT INTO {p}shared_waiting (queue, router) VALUES (%s, %s) ON CONFLICT DO NOTHING",

@@ -250,8 +250,7 @@ class Waiting:
                 fairy.detach()
                 with connection:
                     prepared = Prepared(connection, partial(self._await, connection))
-                    # Nothing is lost with the server that this connection changes: a router says anew that it lives.
-                    prepared.script(f"SET synchronous_commit = off; LISTEN {self._channel}")
+                    prepared.script(f"LISTEN {self._channel}")
                     self.on_listening()
                     self._lost_none()
                     # The others have been cut off too, perhaps: they have as long to say that they live.
@@ -314,7 +313,7 @@ class Waiting:
         if now >= self._beat_at + self._timeout / BEATS:
             began, rows = wall_ms(), run(says["seen"], [self.router, self._node])
             ms, is_late = round(self._timeout * 1000), False
-            for seen, oldest in rows:
+            for seen, oldest, _ in rows:
                 self._note_clock(began, seen)
                 is_late = oldest < seen - ms
             if not rows:
