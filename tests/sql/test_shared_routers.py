@@ -436,7 +436,6 @@ def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
     queue, store = router.queue("q"), store_of(router)
     seq = queue.send(b"1").seq
     queue.receive().release(delivered=False)  # type: ignore[union-attr]
-    store._forget_all()
     look = store._database.look
 
     def refusing(name: str, *given: Any) -> Any:
@@ -446,7 +445,9 @@ def test_what_was_leased_is_free_again_though_its_queue_cannot_be_looked_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(store._database, "look", refusing)
-        patch.setattr(store._queues, "note", lambda *_: None)  # it is forgotten meanwhile
+        for name in ("note", "found"):  # of what looks beside it, too
+            patch.setattr(store._queues, name, lambda *_: [])
+        store._forget_all()  # meanwhile
         with pytest.raises(StoreFailedError):
             getattr(store, how)(queue.destination, 1 if how == "take" else seq)
     store.take_undelivered()
