@@ -33,9 +33,11 @@ from anabranch.router.sharing.client import heartbeat
 from anabranch.router.transactions.xid import Xid
 
 from ..contract.children import forked, reaped
+from .loops import LOOPS, each
 from .striking import PATIENCE, Striking, owners
 
 striking = pytest.fixture(owners)
+loop = pytest.fixture(each, params=LOOPS, autouse=True)
 Test = Callable[[aio.AsyncRouter], Coroutine[Any, Any, None]]
 
 
@@ -570,6 +572,7 @@ def test_cancels_by_chance(striking: Striking, seed: int) -> None:
     run(striking, test)
 
 
+@pytest.mark.parametrize("loop", ["asyncio"], indirect=True)  # it takes long, and what dies knows nothing of loops
 def test_cancels_by_chance_over_owners_that_die(striking: Striking) -> None:
     async def test(router: aio.AsyncRouter) -> None:
         cancelling = Cancelling(router, 3)

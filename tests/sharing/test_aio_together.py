@@ -11,10 +11,12 @@ import pytest
 from anabranch import aio
 from anabranch.policies.errors import ClosedError, UnknownMessageError
 
+from .loops import LOOPS, each
 from .striking import PATIENCE, Striking, owners
 from .test_aio import free, run
 
 striking = pytest.fixture(owners)
+loop = pytest.fixture(each, params=LOOPS, autouse=True)
 
 
 async def together(*calls: Coroutine[Any, Any, Any]) -> list[Any]:

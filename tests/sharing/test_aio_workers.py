@@ -15,6 +15,9 @@ import pytest
 from anabranch.router.aio import workers
 from anabranch.router.aio.workers import result_of, run
 
+from .loops import LOOPS, each
+
+loop = pytest.fixture(each, params=LOOPS, autouse=True)
 P = ParamSpec("P")
 
 
