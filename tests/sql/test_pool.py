@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,15 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, TimeoutError
 
-from anabranch.adapters.sql.database.connections import database_url, on_connection, open_engine, scrubbed, shown_url
+from anabranch.adapters.sql.database import pool as pool_module
+from anabranch.adapters.sql.database.connections import (
+    database_url,
+    on_connection,
+    on_driver,
+    open_engine,
+    scrubbed,
+    shown_url,
+)
 from anabranch.adapters.sql.database.pool import KeptPool
 from anabranch.policies.config.options import SqlOptions
 from anabranch.policies.errors import ConfigError, MissingExtraError
@@ -454,6 +463,51 @@ def test_a_connection_that_is_collected_while_the_pool_is_busy_comes_back(tmp_pa
 
     with Parallel(collect) as parallel:
         parallel.result()
+    assert pool(engine).counts() == (1, 1)
+    engine.dispose()
+
+
+def test_one_that_comes_back_as_another_is_taken_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is in one user's hands, wherever the collector or a signal handler gives one back."""
+    engine = open_engine(given(), tmp_path)
+    forgotten, idle = engine.connect(), engine.connect()
+    idle.close()
+
+    def collecting(record: Any, real: Callable[[Any], Any] = pool_module._slot_of) -> Any:
+        monkeypatch.undo()
+        forgotten.close()
+        return real(record)
+
+    monkeypatch.setattr(pool_module, "_slot_of", collecting)
+    first, second = engine.raw_connection(), engine.raw_connection()
+    assert first.driver_connection is not second.driver_connection
+    for connection in (first, second):
+        connection.close()
+    assert pool(engine).counts() == (2, 2)
+    engine.dispose()
+
+
+def test_one_that_was_not_made_to_the_end_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes it next would find it without what is done with each."""
+    engine = open_engine(given(), tmp_path)
+
+    @event.listens_for(engine, "connect")
+    def connected(_connection: Any, entry: Any) -> None:
+        entry.info["whole"] = True
+
+    def struck(text: str, *_: Any) -> None:
+        if text.startswith("Created"):
+            raise KeyboardInterrupt
+
+    on_driver(engine, lambda _: None)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pool_module, "TRUST", 0.0)
+        patch.setattr(KeptPool, "_answers", lambda *_: False)
+        patch.setattr(pool(engine), "logger", SimpleNamespace(debug=struck, info=struck))
+        on_driver(engine, lambda _: None)
+    assert on_driver(engine, lambda entry: entry.info["whole"])
     assert pool(engine).counts() == (1, 1)
     engine.dispose()
 

@@ -60,6 +60,7 @@ def on_driver(engine: Engine, work: Callable[..., T], *given: Any) -> T:
             try:
                 entry.get_connection()  # type: ignore[attr-defined]
             except BaseException:
+                entry.invalidate()  # what was to be done with it once it was made, was not
                 pool._do_return_conn(entry)
                 raise
         except engine.dialect.loaded_dbapi.Error as error:

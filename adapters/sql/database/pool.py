@@ -147,7 +147,7 @@ class KeptPool(Pool):
                 if record is not None:
                     slot = _slot_of(record)
                     slot.use = use  # first: who is struck now finds it there (`end_since`)
-                    self._idle.pop()
+                    self._idle.remove(record)  # another one may have come back in this very thread
                     idled = use.since - slot.used
                 elif self._most < 0 or len(self._slots) < self._most:
                     new = _Slot(use)
