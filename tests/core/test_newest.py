@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -606,6 +606,35 @@ def test_a_look_is_slow_by_the_clock_of_the_server(disk: SharedDisk, monkeypatch
     assert store.waiting.heads.known(message._note.place.queue)
 
 
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_look_is_slow_until_it_has_found_all(
+    disk: SharedDisk, monkeypatch: pytest.MonkeyPatch, group: str | None
+) -> None:
+    """It finds the first message of a group, and may pass through all others, each of which is looked up in a queue
+    that had no groups before."""
+    store: Any = disk.create()
+    store.send(A, b"1")
+    take(store).ack()
+    store.send_many(A, [Outgoing(b"%d" % number, group=group) for number in range(50)])
+    ((number, has_groups),) = store.waiting.heads._grouped.items()
+    assert not has_groups
+    hours = iter(range(0, 1_000_000, 3600))
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    monkeypatch.setattr(heads, "SLOW", 1000.0)
+    once, found = store._database.once, list[Any]()
+
+    def noting(*given: Any, **named: Any) -> list[Any]:
+        found.extend(once(*given, **named))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "once", noting)
+        store.take(A, len(bodies(store)))
+    if group is None:
+        assert found[0][-1] < found[-1][-1] and len(found) == 50
+    assert (number in store.waiting.heads._grouped) == (group is None)
+
+
 def test_a_router_asks_nothing_that_cannot_have_changed(disk: SharedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs as much as a part of a send, and with many routers there are as many each second."""
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.02)

@@ -21,7 +21,7 @@ SHARE: Final = 20
 """A look from the start, with the search after it, is followed by so many times its time without another, and so is a
 search for the first row: a machine that is busy makes every look slow."""
 SLOW: Final = 0.002
-"""Seconds of a look that is slow: of the server's, until it has found something."""
+"""Seconds of a look that is slow: of the server's, until it has found all that was asked for."""
 LOOKS: Final = 8
 """After so many looks the first row is searched for again, if a look was slow: as many rows may have been removed."""
 LATE: Final = 50

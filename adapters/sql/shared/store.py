@@ -455,8 +455,9 @@ class SharedStore:
             if is_taken or isinstance(error, OutcomeUnknownError) or not isinstance(error, AnabranchError):
                 self._doubt("taken", number, first, take, most)
             raise
-        # By the server's clock: where the machine is busy, all that one waits for is slow.
-        seconds_taken = rows[0][-1] / 1e6 if rows else time.monotonic() - began
+        # By the server's clock: where the machine is busy, all that one waits for is slow. It is not told how long the
+        # server has looked for more than there is.
+        seconds_taken = rows[-1][-1] / 1e6 if len(rows) == most else time.monotonic() - began
         heads.note(number, first, seconds_taken, self._first_live)
         if not rows and subscription is not None and not self._database.look("members", number):
             self._queues.forget(number)  # it has ended, perhaps in another router
