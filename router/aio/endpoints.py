@@ -40,9 +40,13 @@ class AsyncMessage(Awaited[Message[T]], Generic[T]):
             raise AttributeError(f"an AsyncMessage has no {name}: let a task await {name.removesuffix('_nowait')}()")
         return getattr(self._of, name)
 
+    def _is_together(self) -> bool:
+        """Return whether a call goes with others of this turn of the loop, and not in its own context."""
+        return self._connection.is_asked
+
     async def ack(self, *, connection: Any = None) -> None:
         """Ack the message, as Message.ack. Cancelled, it takes effect all the same."""
-        if connection is None and self._connection.is_asked:
+        if connection is None and self._is_together():
             self._require_loop()
             await self._connection.together.ack(self._of)
         else:
@@ -97,6 +101,9 @@ class _Consumer(_Backlog[T]):
         behind = after._of if isinstance(after, AsyncMessage) else after
         return Each(self, lambda: self._of.browse(limit, behind, leased=leased), self._message)
 
+    def _is_together(self) -> bool:
+        return self._connection.is_asked or self._of.destination in self._connection.together.receiving
+
     purge: Final = awaited(Consumer.purge)
     counts: Final = awaited(Consumer.counts)
 
@@ -115,7 +122,7 @@ class _Consumer(_Backlog[T]):
     ) -> AsyncMessage[T] | None:
         """Lease the first message that nobody holds, or the newest, as Consumer.receive. Cancelled, it has leased
         nothing."""
-        if self._connection.is_asked and not newest and type(lease) in (int, float, NoneType):
+        if not newest and type(lease) in (int, float, NoneType) and self._is_together():
             self._require_loop()
             left = countdown(timeout)
             together, is_known = await self._connection.together.receive(self._of, lease)

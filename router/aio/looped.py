@@ -51,7 +51,7 @@ class LoopConnection(Exchange):
         self.is_asked: bool = False
         """Something is to go to the owner with this turn of the loop."""
         self._is_writing = False
-        self.together: Final = Together()
+        self.together: Final = Together(self._flush_soon)
         self._context = contextvars.Context()
         """That of no task."""
         self._beating: asyncio.TimerHandle | None = None
@@ -175,12 +175,19 @@ class LoopConnection(Exchange):
             self._out[-1][0].extend(frame)
         else:
             self._out.append((bytearray(frame), fd))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self.is_asked:  # with all that others ask in this turn of the loop
-            self.is_asked = True
             self.loop.call_soon(self._flush, context=self._context)
+            self.is_asked = True
 
     def _flush(self) -> None:
-        self.together.begin()
+        try:
+            self.together.begin()
+        except BaseException:  # an interrupt
+            self.loop.call_soon(self._flush, context=self._context)
+            raise
         self.is_asked = False
         if self._sock is None:
             return
@@ -259,7 +266,7 @@ class LoopConnection(Exchange):
         """Wait for the answers to what was begun, for so long at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._is_brief:
+                while (self.is_asked or self._is_brief) and not self.loop.is_closed():
                     await asyncio.sleep(0.0005)
 
     def close(self) -> None:

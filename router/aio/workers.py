@@ -57,10 +57,12 @@ class Worker(greenlet):  # type: ignore[misc]
             self._let_go_on(partial(self.throw, asyncio.CancelledError()))
 
     def _let_go_on(self, switch: Callable[[], object]) -> None:
-        self.parent = getcurrent()
+        self.parent, call = getcurrent(), self.call
         switch()
         if self.call is None:
             self.gr_context = None  # what is in there is not kept until the next call
+            if call is not None:  # here: one that an interrupt has struck behind its call is dead
+                _idle.workers.append(self)
 
 
 def _work_on() -> None:
@@ -75,7 +77,6 @@ def _make_call() -> None:
     if worker.call is not None:
         worker.call()
         worker.call = None
-        _idle.workers.append(worker)
 
 
 class _Idle(threading.local):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from anabranch import aio
-from anabranch.policies.errors import ClosedError, UnknownMessageError
+from anabranch.policies.errors import ClosedError, OutcomeUnknownError, UnknownMessageError
+from anabranch.router.api.consumer import Consumer
+from anabranch.router.sharing.client import heartbeat
 
 from .loops import LOOPS, each
 from .striking import PATIENCE, Striking, owners
@@ -141,3 +145,94 @@ def test_bad_input_is_told_to_each(striking: Striking) -> None:
         assert {type(one) for one in await together(queue.receive(), queue.receive())} == {ClosedError}
 
     run(striking, test)
+
+
+def test_who_comes_later_waits_behind_those_who_were_gathered(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.declare()
+        waiting = [asyncio.ensure_future(queue.receive(PATIENCE)) for _ in range(3)]
+        for _ in range(3):
+            for _ in range(2):
+                await asyncio.sleep(0)
+            waiting.append(asyncio.ensure_future(queue.receive(PATIENCE)))
+        async with asyncio.timeout(PATIENCE):
+            while router._connection.together.receiving:
+                await asyncio.sleep(0.001)
+        bodies_sent = [b"%d" % n for n in range(len(waiting))]
+        await queue.send_many(bodies_sent)
+        assert await bodies(*waiting) == bodies_sent  # type: ignore[arg-type]
+
+    run(striking, test)
+
+
+def test_what_was_gathered_is_done_before_a_router_closes(striking: Striking) -> None:
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send_many([b"1", b"2"])
+        messages = await queue.receive_many(2)
+        results = await together(queue.receive(PATIENCE), *(one.ack() for one in messages), router.close())
+        assert isinstance(results[0], ClosedError) and results[1:] == [None, None, None]
+        async with aio.open(striking.source) as other:
+            await free(other.queue("q"), 0)
+
+    run(striking, test)
+
+
+def test_acks_of_an_owner_that_is_stopped_are_unknown_each(
+    striking: Striking, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.4)
+
+    async def test(router: aio.AsyncRouter) -> None:
+        queue = router.queue("q")
+        await queue.send_many([b"1", b"2", b"3"])
+        messages = await queue.receive_many(3)
+        pid = striking.stop()
+        results = await together(*(one.ack() for one in messages))
+        os.kill(pid, signal.SIGCONT)
+        assert [type(one) for one in results] == [OutcomeUnknownError] * 3
+        assert len(set(map(id, results))) == 3
+        async with asyncio.timeout(PATIENCE):
+            while await together(queue.depth()) != [0]:
+                await asyncio.sleep(0.005)
+
+    run(striking, test)
+
+
+def test_an_interrupt_lets_nobody_wait_for_ever(striking: Striking) -> None:
+    loop, router = asyncio.events.new_event_loop(), aio.open(striking.source)
+    strikes = 1
+
+    def strike(*given: Any, **options: Any) -> Any:
+        nonlocal strikes
+        if strikes:
+            strikes -= 1
+            raise KeyboardInterrupt
+        return of(*given, **options)
+
+    async def go_on(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+        async with asyncio.timeout(PATIENCE):
+            return await together(*tasks)  # type: ignore[arg-type]
+
+    loop.run_until_complete(router._opened())
+    queue = router.queue("q")
+    loop.run_until_complete(queue.send_many([b"1", b"2", b"3"]))
+    receives = [loop.create_task(queue.receive()) for _ in range(3)]
+    with pytest.MonkeyPatch.context() as patches:
+        of: Any = Consumer.receive_many
+        patches.setattr(Consumer, "receive_many", strike)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(go_on(receives))
+        messages = loop.run_until_complete(go_on(receives))
+    assert [one.body for one in messages] == [b"1", b"2", b"3"]
+    acks = [loop.create_task(one.ack()) for one in messages]
+    of, strikes, router._connection.together.ack_all = router._connection.together.ack_all, 1, strike
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(go_on(acks))
+    wrong = loop.run_until_complete(go_on(acks))
+    assert [type(one) for one in wrong] == [type(None), OutcomeUnknownError, OutcomeUnknownError]
+    loop.run_until_complete(go_on([loop.create_task(one.ack()) for one in messages[1:]]))
+    assert loop.run_until_complete(queue.depth()) == 0
+    loop.run_until_complete(router.close())
+    loop.close()

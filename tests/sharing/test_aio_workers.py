@@ -100,3 +100,19 @@ async def test_so_many_workers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     gc.collect()
     assert len(found) == 8
     assert sum(one() is not None for one in found) == 3
+
+
+@on_a_loop
+async def test_a_worker_that_an_interrupt_has_struck_makes_no_call_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it strikes behind the call."""
+    monkeypatch.setattr(workers, "_idle", workers._Idle())
+    pause = workers.pause
+
+    def strike() -> None:
+        monkeypatch.setattr(workers, "pause", pause)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "pause", strike)
+    with pytest.raises(KeyboardInterrupt):
+        await run(lambda: None)
+    assert await asyncio.wait_for(run(lambda: "made"), 60.0) == "made"

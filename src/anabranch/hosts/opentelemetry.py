@@ -642,10 +642,13 @@ class _Replacing:
         for name in ("commit", "commit_nowait"):
             _replace(Transaction, name, self._commits)
         try:
-            from ..aio import AsyncMessage
+            from ..aio import AsyncMessage, AsyncQueue, AsyncSubscriber
         except anabranch.MissingExtraError:
             return
         _replace(AsyncMessage, "__aexit__", self._exits_async)
+        if self._call is not None:  # a span is of one task, in whose context its call is made
+            for one in (AsyncMessage, AsyncQueue, AsyncSubscriber):
+                _replace(one, "_is_together", lambda original: lambda self: False)
 
     def _quickly(self, quick: Callable[..., Any], operation: _Operation, make: Callable[[Any], Any]) -> Any:
         """Return what makes a method: with metrics alone the `quick` one, which falls back on what `make` makes."""

@@ -284,6 +284,26 @@ def test_event_loops(told: Told, tmp_path: Path) -> None:
     assert told.span("ack >").parent == process.context and send.kind is SpanKind.PRODUCER
 
 
+def test_tasks_of_one_turn_have_spans_of_their_own(told: Told, tmp_path: Path) -> None:
+    async def task(queue: aio.AsyncQueue[bytes], number: int) -> None:
+        with told.tracer_provider.get_tracer("user").start_as_current_span(f"task {number}"):
+            message = await queue.receive(PATIENCE)
+            assert message is not None
+            await message.ack()
+
+    async def main() -> None:
+        async with aio.open(tmp_path) as router:
+            queue = router.queue("q")
+            await queue.send_many([b"1", b"2", b"3"])
+            await asyncio.gather(*(task(queue, number) for number in range(3)))
+
+    asyncio.run(main())
+    tasks = {told.span(f"task {number}").context.span_id for number in range(3)}
+    for name in ("receive >", "ack >"):
+        spans = [span for span in told.spans() if span.name == name]
+        assert len(spans) == 3 and {span.parent.span_id for span in spans if span.parent is not None} == tasks
+
+
 @pytest.fixture
 def metrics() -> Iterator[Told]:
     told = Told()
