@@ -20,7 +20,7 @@ from ...policies.errors import OutcomeUnknownError
 from ...policies.names.destination import Destination
 from ..api.consumer import Consumer
 from ..sharing.client.leases import RemoteLease
-from .workers import GreenletExit, start
+from .workers import GreenletExit, is_awaited, start
 
 _ALONE: Final = object()
 """The outcome of what is to be asked for by itself."""
@@ -105,7 +105,7 @@ class Together:
                     _tell([one], None)
                 elif len(asked) > 1 and not isinstance(wrong, OutcomeUnknownError):
                     start(partial(self._acked, [(message, one)]))
-                elif not one.done():
+                elif is_awaited(one):
                     one.set_exception(copy.copy(wrong) if len(asked) > 1 else wrong)
             if is_interrupt:
                 raise
@@ -133,7 +133,7 @@ def _hand_out(consumer: Consumer[Any], lease: float | None, waiting: Waiting) ->
 
 def _tell(waiting: Waiting, outcome: object) -> None:
     for one in waiting:
-        if not one.done():
+        if is_awaited(one):
             one.set_result(outcome)
 
 

@@ -22,7 +22,7 @@ try:
 except ImportError:
     raise MissingExtraError("anabranch.aio needs greenlet: pip install 'anabranch[aio]'") from None
 
-__all__ = ["GreenletExit", "Worker", "begin", "current", "pause", "result_of", "run", "start"]
+__all__ = ["GreenletExit", "Worker", "begin", "current", "is_awaited", "pause", "result_of", "run", "start"]
 log: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
@@ -148,7 +148,7 @@ def _work(call: Callable[[], R], future: asyncio.Future[R], on_late: Callable[[R
     except asyncio.CancelledError:
         future.cancel()
     except BaseException as error:
-        if future.done():
+        if not is_awaited(future):
             log.debug("a call whose caller was cancelled has failed: %s", error)
         else:
             future.set_exception(error)
@@ -159,6 +159,11 @@ def _work(call: Callable[[], R], future: asyncio.Future[R], on_late: Callable[[R
             future.set_result(result)
         elif on_late is not None:
             on_late(result)
+
+
+def is_awaited(future: asyncio.Future[Any]) -> bool:
+    """Return whether somebody can be told what has come of a call."""
+    return not (future.done() or future.get_loop().is_closed())
 
 
 def start(call: Callable[[], Any]) -> None:

@@ -371,6 +371,31 @@ def test_a_loop_that_ends_without_closing_leaves_nothing(striking: Striking) -> 
         assert other.queue("q").depth() == 1
 
 
+def test_a_router_closes_whose_loop_was_closed_with_calls_that_wait(
+    striking: Striking, caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    loop, router = asyncio.events.new_event_loop(), aio.open(striking.source)
+    calls: list[asyncio.Future[Any]] = []
+
+    async def main() -> None:
+        await router._opened()
+        queue = router.queue("q")
+        await queue.send_many([b"1", b"2", b"3"])
+        messages = await queue.receive_many(3)
+        striking.stop()
+        for call in (router.queue("p").depth(), *(queue.receive() for _ in range(2)), *(one.ack() for one in messages)):
+            calls.append(asyncio.ensure_future(call))
+            calls[-1]._log_destroy_pending = False  # type: ignore[attr-defined]
+        while router._connection.is_asked or not router._connection._unanswered:
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(main())
+    loop.close()
+    asyncio.run(router.close())
+    assert not router._connection._unanswered and not any(one.done() for one in calls)
+    assert not [one for one in caplog.records if one.name.startswith("anabranch")]
+
+
 def test_what_is_cancelled_takes_effect_all_the_same(striking: Striking) -> None:
     async def test(router: aio.AsyncRouter) -> None:
         queue = router.queue("q")
