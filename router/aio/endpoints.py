@@ -126,8 +126,10 @@ class _Consumer(_Backlog[T]):
             self._require_loop()
             left = countdown(timeout)
             together, is_known = await self._connection.together.receive(self._of, lease)
-            if together is not None or (is_known and timeout == 0):
-                return None if together is None else self._message(together)
+            if together is not None:
+                return self._message(together)
+            if is_known and timeout == 0:
+                return None
             timeout = left()
         found = await self._run(partial(self._of.receive, timeout, lease=lease, newest=newest), give_back)
         return None if found is None else self._message(found)

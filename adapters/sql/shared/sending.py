@@ -64,8 +64,7 @@ class Sending:
 
     def send(self, destination: Destination, message: Outgoing) -> Receipt:
         """Store one message."""
-        plain = self._ready(destination, message)
-        return self.send_numbered(destination, self._queues.number(destination), plain)
+        return self.send_numbered(destination, *self.numbered(destination, message))
 
     def send_numbered(self, destination: Destination, number: int, message: Outgoing[bytes]) -> Receipt:
         """Store what `numbered` has returned for this destination."""
